@@ -38,6 +38,9 @@ EVERYWHERE = [(1, 3), (3, 2), (2, 1)]
 
 Topics = dict[str, dict[str, bytes]]
 
+CHECKED: set[frozenset[tuple[str, bytes]]] = set()
+"""Files of folders in which all was well: most crashes leave the same as another one, and it is looked at once."""
+
 
 def folders_in_use(vfs: Vfs) -> list[str]:
     shards = read_shards(vfs, DATA_DIR)
@@ -149,10 +152,13 @@ def history(old: int, new: int) -> MemVfs:
 def check(vfs: MemVfs, shards: tuple[int, ...], expected: Topics) -> None:
     number = start(vfs)
     assert number in shards
-    assert topics_of(vfs) == expected
-    for folder in folders_in_use(vfs):
-        report = verify_data_dir(vfs, folder)
-        assert not report.problems, report.problems
+    files = frozenset(vfs.snapshot().items())
+    if files not in CHECKED:
+        assert topics_of(vfs) == expected
+        for folder in folders_in_use(vfs):
+            report = verify_data_dir(vfs, folder)
+            assert not report.problems, report.problems
+        CHECKED.add(files)
     names = set(vfs.list_dir(DATA_DIR))
     shard_names = {f"shard-{each:04}" for each in range(number)} | {"shards.json"}
     assert names <= (
