@@ -14,26 +14,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from broker.cluster.creation import Cluster
 from broker.config import BrokerConfig, parse_nodes
-from broker.errors import Fenced
+from broker.errors import Fenced, Unavailable
 from broker.node.member import node_name
 from broker.node.placement import rank_nodes
-from broker.observe.audit import AuditTrail
 from broker.observe.cluster_view import ClusterView, OwnerRoute, merge_views
 from broker.rpc.cluster import decode_view
 from broker.rpc.front import FrontHost
 from broker.rpc.peers import Peers
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import ClusterShards
-from broker.runtime.clock import SystemClock
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import File, LocalVfs
-from broker.settings import ConfigError
+from broker.settings import ConfigError, split_address
 from broker.shards.supervisor import Command, ShardSupervisor
 from broker.storage.layout import Layout
+from broker.web.shard_http import ShardHttp
 from broker.web.source import ClusterSource, PageSource
 
 _VIEW_SECONDS = 0.2
@@ -104,9 +104,17 @@ class NodeSupervisor(ShardSupervisor):
         return ShardFront(host, self._owners, self._describe)
 
     def _make_pages(self) -> PageSource:
-        clock = SystemClock()
         cluster = ClusterSource(lambda: self._describe(False), lambda: None, self._describe_state)
-        return PageSource(self._config, clock, self._version, AuditTrail(clock), cluster=cluster)
+        return replace(super()._make_pages(), cluster=cluster)
+
+    def _find_pages(self, number: int) -> ShardHttp:
+        if self._owns(number):
+            return super()._find_pages(number)
+        route = self._view(number).route
+        if not route.owner_address:
+            raise Unavailable(f"Shard {number} has no owner that is known here")
+        host = split_address(route.owner_address)[0]
+        raise Unavailable(f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}")
 
     def _describe_state(self) -> str:
         return self._not_ready_because() or self._ready_line()

@@ -21,6 +21,7 @@ from typing import Any
 from broker.config import BrokerConfig
 from broker.folder.backup import backup_folder
 from broker.folder.shard_folders import open_shard_folders
+from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 from broker.observe.shard_metrics import merge_metrics
@@ -39,7 +40,7 @@ from broker.shards.child import ShardChild, child_environ
 from broker.shards.shard_process import check_sockets, grpc_socket, http_socket, sockets_folder
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
-from broker.web.source import PageSource
+from broker.web.source import PageSource, ShardSource
 
 log = get_logger(__name__)
 
@@ -93,6 +94,7 @@ class ShardSupervisor:
         host = FrontHost(fitted, SystemClock(), self._counters)
         self._front = self._make_front(host, [UNIX + grpc_socket(config, number) for number in numbers])
         self._https: list[ShardHttp] = []
+        self._audit = AuditTrail(SystemClock())  # of the pages that the front has by itself
         self._own_metrics = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
@@ -107,9 +109,15 @@ class ShardSupervisor:
         """Return the front of shards whose processes listen on these sockets."""
         return ShardFront(host, LocalShards(host.config, addresses))
 
-    def _make_pages(self) -> PageSource | None:
-        """Return what the pages show; None: there are none."""
-        return None
+    def _make_pages(self) -> PageSource:
+        """Return what the pages show."""
+        clock = SystemClock()
+        shards = ShardSource(len(self._children), self._find_pages)
+        return PageSource(self._config, clock, self._version, self._audit, shards=shards)
+
+    def _find_pages(self, number: int) -> ShardHttp:
+        """Return the process that has a shard's pages. Raises Unavailable where that is none of this machine."""
+        return self._https[number]
 
     def _ready_line(self) -> str:
         """Return what /readyz says where all is well."""
@@ -151,9 +159,11 @@ class ShardSupervisor:
             for child in self._children
         ]
         try:
+            self._https = [
+                ShardHttp(child.number, http_socket(self._config, child.number)) for child in self._children
+            ]
             await self._http.start()
             await self._front.start(self._supervisor)
-            self._https = [ShardHttp(http_socket(self._config, child.number)) for child in self._children]
             for watch in self._watches():
                 self._supervisor.spawn_lasting("looks at a shard", watch)
             self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
@@ -183,6 +193,7 @@ class ShardSupervisor:
         await self._http.stop()
         for http in self._https:
             await http.close()
+        self._audit.flush()
         log.info("Stopped")
 
     @property

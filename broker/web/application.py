@@ -102,11 +102,17 @@ class _LatePages:
         return await self._site.answer(request)
 
     def _load(self) -> Site:
-        from broker.web.routes import CLUSTER_ROUTES, ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
+        from broker.web.figures import FIGURE_ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
+        from broker.web.routes import CLUSTER_ROUTES, ROUTES  # noqa: PLC0415
+        from broker.web.shard_pages import front_routes  # noqa: PLC0415
         from broker.web.site import Site  # noqa: PLC0415
 
         source = self._source
         routes = ROUTES if source.broker is not None else []
+        if source.broker is not None and source.config.http_socket:
+            routes = routes + FIGURE_ROUTES
+        if source.shards is not None:
+            routes = front_routes()
         if source.cluster is not None:
             routes = routes + CLUSTER_ROUTES
         return Site(source, self._listen_host, routes)

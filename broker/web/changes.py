@@ -132,12 +132,12 @@ async def start_change(visit: Visit) -> web.Response:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await job.done.wait()
     if not job.done.is_set():
-        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action}))
+        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action, "topic": topic.name}))
     return visit.done(*summary(action, job), search.link())
 
 
 async def show_job(visit: Visit) -> web.Response:
-    """GET /changes/{job}?action="""
+    """GET /changes/{job}?action=&topic="""
     job = visit.site.jobs.find(visit.params["job"])
     if job is None:
         raise PageRefusal(
@@ -149,6 +149,7 @@ async def show_job(visit: Visit) -> web.Response:
         "job.html",
         title=job.title,
         action=action,
+        topic=visit.query.get("topic", ""),
         back=job.back,
         started_ms=job.started_ms,
         is_done=job.done.is_set(),

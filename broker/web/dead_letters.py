@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 from pyroaring import BitMap
 
+from broker.folder.broker import Broker
 from broker.model import Entries, Position, common_entries, count_entries
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
@@ -22,7 +23,18 @@ from broker.web.scheduled import message_link, preview
 from broker.web.site import Visit, parse_position
 
 _PAGE = 50
-_SUBSCRIPTIONS_SHOWN = 200
+SUBSCRIPTIONS_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LetterCounts:
+    """The subscriptions that have dead letters, those with the most first."""
+
+    rows: Sequence[tuple[int, str, str]]
+    """Number, topic and subscription."""
+    total: int
+    more: int
+    """Subscriptions that are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,11 @@ class LetterRow:
 
 async def show_all(visit: Visit) -> web.Response:
     """GET /dead-letters: the subscriptions that have any"""
-    broker = visit.broker
+    return await page_of_letters(visit, await list_letters(visit.broker))
+
+
+async def list_letters(broker: Broker) -> LetterCounts:
+    """Return the subscriptions with the most dead letters."""
     budget = YieldBudget(broker.clock)
     counts: list[tuple[int, str, str]] = []
     for topic in list(broker.registry.topics.values()):
@@ -53,14 +69,21 @@ async def show_all(visit: Visit) -> web.Response:
                     counts.append((count, topic.name, subscription.name))
             await budget.spent()
     counts.sort(key=lambda row: (-row[0], row[1:]))
+    return LetterCounts(
+        counts[:SUBSCRIPTIONS_SHOWN],
+        total=sum(count for count, _, _ in counts),
+        more=max(0, len(counts) - SUBSCRIPTIONS_SHOWN),
+    )
+
+
+async def page_of_letters(visit: Visit, counts: LetterCounts, missing: Sequence[str] = ()) -> web.Response:
+    """`missing`: what the list lacks."""
     return await visit.page(
         "dead_letters.html",
-        total=sum(count for count, _, _ in counts),
-        rows=[
-            (count, topic, name, page_link(topic, name))
-            for count, topic, name in counts[:_SUBSCRIPTIONS_SHOWN]
-        ],
-        more=max(0, len(counts) - _SUBSCRIPTIONS_SHOWN),
+        total=counts.total,
+        rows=[(count, topic, name, page_link(topic, name)) for count, topic, name in counts.rows],
+        more=counts.more,
+        missing=missing,
     )
 
 

@@ -5,7 +5,8 @@
                   to who has logged in
     every change  a session, a form of ours (its CSRF token), and a browser that says the form is of this origin
 
-Sessions are in memory: a restart of the broker logs everybody out.
+Sessions are in memory: a restart of the broker logs everybody out. With several shards they are those of the front,
+which judges every request and vouches to the shard for who has logged in: by a seal that is made with `admin_token`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from broker.runtime.clock import Clock
 SESSION_SECONDS = 8 * 3_600
 SESSION_COOKIE = "postdate_session"
 FORM_COOKIE = "postdate_login"
+SHARD_HEADER = "Postdate-Shard"
+"""On what a front passes on: the number of the shard."""
+LOGIN_HEADER = "Postdate-Login"
+"""Beside it: the seal of a front for who has logged in."""
 
 _SESSIONS_MAX = 1_000
 _FLASHES_MAX = 10
@@ -77,12 +82,38 @@ class Hosts:
         return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
 
 
+class FrontSeal:
+    """The word of a front that a request is of a session there, as `csrf address checksum`."""
+
+    def __init__(self, admin_token: str) -> None:
+        self._key = hmac.new(admin_token.encode(), b"front of shards", hashlib.sha256).digest()
+
+    def close(self, csrf: str, address: str) -> str:
+        said = f"{csrf} {address or '-'}"
+        return f"{said} {self._checksum(said)}"
+
+    def open(self, sealed: str) -> tuple[str, str] | None:
+        """Return the token of the session's forms, and who asks; None if no front of this token has said so."""
+        said, _, checksum = sealed.rpartition(" ")
+        if not hmac.compare_digest(checksum.encode(), self._checksum(said).encode()):
+            return None
+        csrf, _, address = said.partition(" ")
+        return csrf, address
+
+    def _checksum(self, said: str) -> str:
+        return hmac.new(self._key, said.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
 class Guard:
     """See the module's description."""
 
     def __init__(self, admin_token: str, listen_host: str, clock: Clock, *, is_open: bool = True) -> None:
         """`is_open`: whoever is on this machine may read."""
         self._token = _digest(admin_token) if admin_token else b""
+        self._seal = FrontSeal(admin_token)
+        self._passed_on: OrderedDict[str, LoginSession] = (
+            OrderedDict()
+        )  # sessions of the front, by their csrf
         self._is_open = is_open and is_loopback(listen_host)
         self._clock = clock
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
@@ -148,6 +179,25 @@ class Guard:
 
     def log_out(self, session_id: str) -> None:
         self._sessions.pop(_digest(session_id), None)
+
+    # -- between a front and its shards ----------------------------------------------------------------------
+
+    def vouch(self, session: LoginSession, address: str) -> str:
+        """Return what a front says to a shard of who has logged in."""
+        return self._seal.close(session.csrf, address)
+
+    def vouched(self, sealed: str) -> tuple[LoginSession, str] | None:
+        """Return the session that a front vouches for, and the address of who asks; None if no front did."""
+        said = self._seal.open(sealed) if self._token else None
+        if said is None:
+            return None
+        csrf, address = said
+        # Kept for what is told of a change on the next page; whether it lasts is for the front to say.
+        session = self._passed_on.setdefault(csrf, LoginSession(csrf, 0))
+        self._passed_on.move_to_end(csrf)
+        while len(self._passed_on) > _SESSIONS_MAX:
+            self._passed_on.popitem(last=False)
+        return session, address
 
     # -- forms -----------------------------------------------------------------------------------------------
 

@@ -74,16 +74,23 @@ _samples: WeakKeyDictionary[Broker, deque[Totals]] = WeakKeyDictionary()
 """Figures that earlier looks found: rates are told from them, so that nothing is measured while nobody looks."""
 
 
+@dataclass(frozen=True, slots=True)
+class OverviewFigures:
+    """All topics and subscriptions at a moment, and what became of them since earlier ones."""
+
+    totals: Totals
+    lateness: HistogramStats
+    rates: Rates
+    state: str
+    """good, late, waiting or bad."""
+
+
 async def show_overview(visit: Visit) -> web.Response:
     """GET /"""
     broker = visit.broker
     now_ms = broker.clock.now_ms()
-    totals, bounds = await _sum(broker)
-    lateness = _stats(totals.lateness, bounds, totals.lateness_max_ms)
-    samples = _samples.setdefault(broker, deque(maxlen=_SAMPLES_MAX))
-    rates = _rates(totals, samples, (now_ms - broker.started_ms) / 1000, bounds)
-    if not samples or (totals.at_ns - samples[-1].at_ns) / 1e9 >= 1.0:
-        samples.append(totals)
+    look = await look_over(broker)
+    totals, lateness, rates = look.totals, look.lateness, look.rates
     journal = broker.journal.stats()
     counters = broker.counters
     shown = window("hour", now_ms)
@@ -97,7 +104,7 @@ async def show_overview(visit: Visit) -> web.Response:
         recent=rates.lateness,
         recent_p99=quantile_ms(rates.lateness, 0.99) if rates.lateness else 0.0,
         rates=rates,
-        state=_state(broker, totals, rates.lateness or lateness),
+        state=look.state,
         not_ready=broker.not_ready_because,
         started_ms=broker.started_ms,
         broker_id=broker.broker_id,
@@ -112,9 +119,20 @@ async def show_overview(visit: Visit) -> web.Response:
         reserve_bytes=broker.config.disk_reserve_bytes,
         backup_ms=counters.backup_last_ms,
         chart=chart,
-        link_of=bar_links(shown, ""),
+        link_of=bar_links(shown, visit.scope("")),
         tally=counted,
     )
+
+
+async def look_over(broker: Broker) -> OverviewFigures:
+    """Sum up all topics, and keep the sums for the rates that later looks tell."""
+    totals, bounds = await _sum(broker)
+    lateness = _stats(totals.lateness, bounds, totals.lateness_max_ms)
+    samples = _samples.setdefault(broker, deque(maxlen=_SAMPLES_MAX))
+    rates = _rates(totals, samples, (broker.clock.now_ms() - broker.started_ms) / 1000, bounds)
+    if not samples or (totals.at_ns - samples[-1].at_ns) / 1e9 >= 1.0:
+        samples.append(totals)
+    return OverviewFigures(totals, lateness, rates, _state(broker, totals, rates.lateness or lateness))
 
 
 def quantile_ms(stats: HistogramStats, part: float) -> float:

@@ -1,16 +1,25 @@
-"""The HTTP socket of a shard's process, asked by its supervisor."""
+"""The HTTP socket of a shard's process, asked by its supervisor: for probes, metrics and pages."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import aiohttp
+from yarl import URL
 
+from broker.errors import Unavailable
 from broker.web.server import SHARD_VIEW
+from broker.web.source import ShardPage
 
 _URL = "http://localhost"
 _SILENT = -1
+_PAGES_MAX = 8
+"""Pages asked of one shard at a time; others wait for their turn."""
+_PAGE_BYTES_MAX = 33 << 20
+"""More than the largest page, which is the report of an audit."""
+_READ_BYTES = 64 << 10
 
 
 class ShardReadiness(NamedTuple):
@@ -25,15 +34,20 @@ class ShardReadiness(NamedTuple):
 class ShardHttp:
     """Asks one shard whether it is ready, and for its metrics. An answer that does not come in time is none."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, number: int, path: str) -> None:
+        self._number = number
         # One for each kind: scrapes of large pages keep no probe waiting.
         self._probes, self._scrapes = (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=2)) for _ in range(2)
+        )
+        self._pages = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path, limit=_PAGES_MAX), cookie_jar=aiohttp.DummyCookieJar()
         )
 
     async def close(self) -> None:
         await self._probes.close()
         await self._scrapes.close()
+        await self._pages.close()
 
     async def readiness(self, seconds: float) -> ShardReadiness:
         status, body = await self._get(self._probes, "/readyz", seconds)
@@ -49,6 +63,27 @@ class ShardHttp:
         """Return what a shard in a cluster knows of it; None if there is no answer."""
         status, body = await self._get(self._probes, SHARD_VIEW, seconds)
         return body if status == 200 else None
+
+    async def page(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+    ) -> ShardPage:
+        """Return a page, or what came of a form. Raises Unavailable if there is no answer."""
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._pages.request(
+                    method, URL(_URL + path, encoded=True), headers=headers, data=body, allow_redirects=False
+                ) as response,
+            ):
+                parts, size = [], 0
+                async for part in response.content.iter_chunked(_READ_BYTES):
+                    parts.append(part)
+                    size += len(part)
+                    if size > _PAGE_BYTES_MAX:
+                        raise Unavailable(f"The page of shard {self._number} is too large")
+                return ShardPage(response.status, response.headers, b"".join(parts))
+        except (TimeoutError, OSError, aiohttp.ClientError) as error:
+            raise Unavailable(f"Shard {self._number} does not answer") from error
 
     async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:
         """Return the status and the body; _SILENT if no answer came in time, 0 without one for another reason."""

@@ -28,8 +28,10 @@ from broker.topics.topic import Topic
 from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
     FORM_COOKIE,
+    LOGIN_HEADER,
     SESSION_COOKIE,
     SESSION_SECONDS,
+    SHARD_HEADER,
     Flash,
     Guard,
     Hosts,
@@ -41,7 +43,7 @@ from broker.web.guard import (
 from broker.web.jobs import Jobs
 from broker.web.refusals import PageRefusal
 from broker.web.render import Renderer, StaticFile, load_static
-from broker.web.source import PageSource, point_to_owner
+from broker.web.source import PageSource, ShardSource, point_to_owner
 
 log = get_logger(__name__)
 
@@ -94,6 +96,9 @@ _MENU = (
     ("/audit", "Audit"),
 )
 _CLUSTER_MENU = (("/cluster", "Cluster"),)
+_OF_ALL_SHARDS = ("/", "/topics", "/dead-letters")
+"""Pages of a front about all topics; others are about a topic, or about one shard."""
+_SHARD = re.compile(r"[0-9]{1,5}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
 
@@ -110,6 +115,16 @@ class Visit:
     """The outcome of a change, as `done` was told."""
     shows_state: bool = True
     """The page tells of the broker's state, which it does only while that is owned."""
+    shard: str = ""
+    """Number of this shard, for what a front has passed on."""
+    address: str = ""
+    """Of who asks."""
+    is_noted: bool = False
+    """The shard that it was passed on to has put the change into its audit trail."""
+
+    def scope(self, topic: str) -> dict[str, str]:
+        """Return what names a topic in an address; without one, all topics of this shard."""
+        return {"topic": topic} if topic else {"shard": self.shard} if self.shard else {}
 
     @property
     def broker(self) -> Broker:
@@ -140,12 +155,26 @@ class Visit:
                 "can_log_in": guard.can_log_in,
                 "csrf": session.csrf if session else "",
                 "flashes": session.take_flashes() if session and self._may_tell else [],
-                "menu": self.site.menu,
+                "menu": self._menu(),
+                "shard": self.shard,
+                "at_shard": self._at_shard,
+                "missing": values.get("missing", ()),
                 "version": self.site.version,
                 "now_ms": self.site.clock.now_ms(),
             },
         )
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")
+
+    def _menu(self) -> list[tuple[str, str, str]]:
+        """Return the path, the address and the name of each page."""
+        return [
+            (path, path if path in _OF_ALL_SHARDS else path + self._at_shard, name)
+            for path, name in self.site.menu
+        ]
+
+    @property
+    def _at_shard(self) -> str:
+        return f"?shard={self.shard}" if self.shard else ""
 
     @property
     def _may_tell(self) -> bool:
@@ -167,7 +196,7 @@ class Visit:
             f"pages.{action}",
             result,
             principal="admin_token",
-            peer=self.request.remote or "",
+            peer=self.address,
             topic=self.params.get("topic") or self.form.get("topic", ""),
             details=asked | details,
         )
@@ -205,6 +234,7 @@ class Site:
         self.clock = source.clock
         self.version = source.version
         self.cluster = source.cluster
+        self._shards = source.shards
         self.audit = source.audit
         self.guard = Guard(config.admin_token, listen_host, source.clock, is_open=not config.access_file)
         self.hosts = Hosts(config.http_hosts, listen_host)
@@ -212,7 +242,7 @@ class Site:
         self.due_counts = DueCountCache(source.clock)
         self._refused_forms = CountedNotice(source.clock)
         self._late_logins = CountedNotice(source.clock)
-        self.menu = (_MENU if broker is not None else ()) + (
+        self.menu = (_MENU if broker is not None or source.shards is not None else ()) + (
             _CLUSTER_MENU if self.cluster is not None else ()
         )
         self.renderer = Renderer()
@@ -230,6 +260,12 @@ class Site:
         """The broker whose state is shown; pages of a standby do not ask for it."""
         assert self._broker is not None
         return self._broker
+
+    @property
+    def shards(self) -> ShardSource:
+        """The shards of a front."""
+        assert self._shards is not None
+        return self._shards
 
     @property
     def ownership(self) -> Ownership:
@@ -257,15 +293,19 @@ class Site:
 
     async def _answer(self, request: web.Request) -> web.Response:
         session = self.guard.session(request.cookies.get(SESSION_COOKIE, ""))
-        visit = Visit(self, request, {}, session)
+        visit = Visit(self, request, {}, session, address=request.remote or "")
         if not self.hosts.knows(request.headers.get("Host", ""), own_sockname(request)):
             return await self._refuse_host(visit)
         if request.path.startswith("/static/"):
             return self._serve_static(request)
-        if self._broker is None and self.cluster is not None and not self._has_page(request.path):
+        if self.config.http_socket and not self._take_vouched(visit):
+            message = "The front and this shard have different settings of admin_token: start the broker anew"
+            return await visit.page("error.html", status=503, message=message, code=503)
+        if self._is_standby and not self._has_page(request.path):
+            assert self.cluster is not None
             message = point_to_owner(self.cluster.views())
             return await visit.page("elsewhere.html", status=503, message=message)
-        if not self.guard.may_read(request.headers.get("Host", ""), request.headers, session):
+        if not self.guard.may_read(request.headers.get("Host", ""), request.headers, visit.session):
             if not self.guard.can_log_in:
                 return await visit.page(
                     "locked.html",
@@ -282,6 +322,22 @@ class Site:
         if (lost := ownership_lost(self.ownership)) is not None:
             return await visit.page("error.html", status=503, message=lost.told, code=503)
         return response
+
+    @property
+    def _is_standby(self) -> bool:
+        return self._broker is None and self._shards is None and self.cluster is not None
+
+    def _take_vouched(self, visit: Visit) -> bool:
+        """Take what a front says of a request; False if it is no front of this shard."""
+        number = visit.request.headers.get(SHARD_HEADER, "")
+        visit.shard = number if _SHARD.fullmatch(number) else ""
+        sealed = visit.request.headers.get(LOGIN_HEADER)
+        if sealed is None:
+            return True
+        vouched = self.guard.vouched(sealed)
+        if vouched is not None:
+            visit.session, visit.address = vouched
+        return vouched is not None
 
     async def _made(self, visit: Visit) -> web.Response:
         try:
@@ -334,7 +390,8 @@ class Site:
             result = "refused"
             raise
         finally:
-            visit.note_change(handler.__name__.strip("_"), result, told=visit.told[1])
+            if not visit.is_noted:
+                visit.note_change(handler.__name__.strip("_"), result, told=visit.told[1])
         return response
 
     async def _check_form(self, visit: Visit) -> web.Response | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.config import BrokerConfig
 from broker.observe.audit import AuditTrail
@@ -29,9 +29,35 @@ class ClusterSource:
     """The line of /readyz."""
 
 
+class ShardPage(NamedTuple):
+    """Answer of a shard to a request for a page."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class PageShard(Protocol):
+    """The process of a shard, as its front asks it."""
+
+    async def page(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+    ) -> ShardPage:
+        """Return a page, or what came of a form. Raises Unavailable if there is no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSource:
+    """Shards behind a front."""
+
+    count: int
+    find: Callable[[int], PageShard]
+    """Returns the process that has a shard's pages; raises Unavailable where that is none of this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class PageSource:
-    """A node without a broker, a standby, has only the page of its cluster."""
+    """A node without a broker, a standby, has only the page of its cluster; a front, those of its shards."""
 
     config: BrokerConfig
     clock: Clock
@@ -39,13 +65,12 @@ class PageSource:
     audit: AuditTrail
     broker: Broker | None = None
     cluster: ClusterSource | None = None
+    shards: ShardSource | None = None
 
 
 def point_to_owner(views: Sequence[ClusterView]) -> str:
     """Return what a node without a broker says in the place of the pages that it does not have."""
     view = views[0]
-    if len(views) > 1:
-        return f"Node {view.node} has {len(views)} shards, and here only the page of its cluster"
     standby = f"Node {view.node} is a standby, and has only the page of its cluster"
     if not view.route.owner_address:
         return f"{standby}; nobody is known who owns the shard"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import nlargest
 from urllib.parse import urlencode
 
@@ -43,6 +43,7 @@ async def show_timeline(visit: Visit) -> web.Response:
     if unit not in UNITS:
         unit = await _first_unit(visit, topics, now_ms)
     shown = window(unit, now_ms if start_ms is None else start_ms)
+    scope = visit.scope(name)
     counted, chart = await chart_of(visit, topics, shown)
     by_topic = sorted(((sum(n for _, n in bars), name) for name, bars in counted.bars.items()), reverse=True)
     return await visit.page(
@@ -53,16 +54,16 @@ async def show_timeline(visit: Visit) -> web.Response:
         chart=chart,
         tally=counted,
         start=start_name(shown.unit, shown.start_ms),
-        crumbs=[(crumb, timeline_link(unit, start, name)) for crumb, unit, start in shown.path()],
-        link_of=bar_links(shown, name),
+        crumbs=[(crumb, timeline_link(unit, start, scope)) for crumb, unit, start in shown.path()],
+        link_of=bar_links(shown, scope),
         topic_link=lambda topic_name: timeline_link(
-            shown.unit, start_name(shown.unit, shown.start_ms), topic_name
+            shown.unit, start_name(shown.unit, shown.start_ms), visit.scope(topic_name)
         ),
-        links=_links(shown, name),
-        presets=_presets(shown, name, now_ms),
+        links=_links(shown, scope),
+        presets=_presets(shown, scope, now_ms),
         by_topic=[(name, count) for count, name in by_topic[:_TOPICS_LISTED]],
         more_topics=max(0, len(by_topic) - _TOPICS_LISTED),
-        scheduled_link=lambda topic: scheduled_link(topic, shown.start_ms, shown.end_ms),
+        scheduled_link=lambda topic: scheduled_link(visit.scope(topic), shown.start_ms, shown.end_ms),
     )
 
 
@@ -78,15 +79,14 @@ async def chart_of(
     return counted, draw(shown, counted.bars, coloured, clock.now_ms(), height)
 
 
-def scheduled_link(topic: str, start_ms: int, end_ms: int) -> str:
-    """The list of messages due in a range."""
-    names = {"topic": topic} if topic else {}
-    return "/scheduled?" + urlencode(names | {"from": start_ms, "until": end_ms})
+def scheduled_link(scope: Mapping[str, str], start_ms: int, end_ms: int) -> str:
+    """The list of messages due in a range. `scope`: see `Visit.scope`."""
+    return "/scheduled?" + urlencode({**scope} | {"from": start_ms, "until": end_ms})
 
 
-def timeline_link(unit: str, start: str, topic: str) -> str:
+def timeline_link(unit: str, start: str, scope: Mapping[str, str]) -> str:
     """A window of the timeline."""
-    return "/timeline?" + urlencode({"unit": unit, "start": start} | ({"topic": topic} if topic else {}))
+    return "/timeline?" + urlencode({"unit": unit, "start": start, **scope})
 
 
 async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
@@ -106,34 +106,34 @@ async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
     return "month" if counted.within >= total / 2 else "year"
 
 
-def bar_links(shown: CalendarWindow, topic: str) -> Callable[[ChartBar], str]:
+def bar_links(shown: CalendarWindow, scope: Mapping[str, str]) -> Callable[[ChartBar], str]:
     """Return where each bar leads: to the window inside it, or to its messages."""
 
     def link_of(bar: ChartBar) -> str:
         inside = shown.inside(bar.bar)
-        return timeline_link(*inside, topic) if inside else scheduled_link(topic, bar.start_ms, bar.end_ms)
+        return timeline_link(*inside, scope) if inside else scheduled_link(scope, bar.start_ms, bar.end_ms)
 
     return link_of
 
 
-def _links(shown: CalendarWindow, topic: str) -> dict[str, str]:
+def _links(shown: CalendarWindow, scope: Mapping[str, str]) -> dict[str, str]:
     """To the windows before, after and around this one; a link that leads nowhere is empty."""
     path = shown.path()
     before, after = shown.beside(-1), shown.beside(1)
     return {
-        "before": timeline_link(*before, topic) if before else "",
-        "after": timeline_link(*after, topic) if after else "",
-        "out": timeline_link(*path[-1][1:], topic) if path else "",
-        "list": scheduled_link(topic, shown.start_ms, shown.end_ms),
+        "before": timeline_link(*before, scope) if before else "",
+        "after": timeline_link(*after, scope) if after else "",
+        "out": timeline_link(*path[-1][1:], scope) if path else "",
+        "list": scheduled_link(scope, shown.start_ms, shown.end_ms),
     }
 
 
-def _presets(shown: CalendarWindow, topic: str, now_ms: int) -> list[tuple[str, str, bool]]:
+def _presets(shown: CalendarWindow, scope: Mapping[str, str], now_ms: int) -> list[tuple[str, str, bool]]:
     presets = []
     for name, unit, _ in PRESETS:
         wanted = window(unit, now_ms)
         is_here = wanted.unit == shown.unit and wanted.start_ms == shown.start_ms
-        presets.append((name, timeline_link(unit, start_name(unit, wanted.start_ms), topic), is_here))
+        presets.append((name, timeline_link(unit, start_name(unit, wanted.start_ms), scope), is_here))
     return presets
 
 

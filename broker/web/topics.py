@@ -28,7 +28,7 @@ from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
 from broker.web.site import Visit
 
-_PAGE = 50
+TOPICS_PAGE = 50
 _CONSUMERS_SHOWN = 20
 
 
@@ -44,6 +44,17 @@ class TopicRow:
     leased: int
     consumers: int
     data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicList:
+    """A page of the list of topics."""
+
+    rows: Sequence[TopicRow]
+    count: int
+    """Of all topics."""
+    is_more: bool
+    """Others follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +91,33 @@ class SubscriptionRow:
 
 async def show_topics(visit: Visit) -> web.Response:
     """GET /topics?q=&after="""
-    broker = visit.broker
-    wanted, after = visit.query.get("q", "").strip(), visit.query.get("after", "")
+    return await page_of_topics(visit, list_topics(visit.broker, *asked_topics(visit)))
+
+
+def asked_topics(visit: Visit) -> tuple[str, str]:
+    """Return a part of the names that are wanted, and the name after which the page begins."""
+    return visit.query.get("q", "").strip(), visit.query.get("after", "")
+
+
+def list_topics(broker: Broker, wanted: str, after: str) -> TopicList:
+    """Return the next topics by name."""
     names = [name for name in broker.registry.by_name if name > after and wanted.lower() in name.lower()]
-    page = nsmallest(_PAGE, names)
+    rows = [_topic_row(broker.registry.by_name[name]) for name in nsmallest(TOPICS_PAGE, names)]
+    return TopicList(rows, len(broker.registry.by_name), len(names) > len(rows))
+
+
+async def page_of_topics(visit: Visit, listed: TopicList, missing: Sequence[str] = ()) -> web.Response:
+    """`missing`: what the list lacks."""
+    wanted, after = asked_topics(visit)
+    following = {"q": wanted, "after": listed.rows[-1].name} if listed.is_more else {}
     return await visit.page(
         "topics.html",
         q=wanted,
-        rows=[_topic_row(broker.registry.by_name[name]) for name in page],
-        count=len(broker.registry.by_name),
-        next_link="/topics?" + urlencode({"q": wanted, "after": page[-1]}) if len(names) > len(page) else "",
+        rows=listed.rows,
+        count=listed.count,
+        next_link="/topics?" + urlencode(following) if following else "",
         first_link="/topics?" + urlencode({"q": wanted}) if after else "",
+        missing=missing,
     )
 
 
@@ -101,7 +128,7 @@ async def show_topic(visit: Visit) -> web.Response:
     subscriptions = [
         subscription for subscription in topic.subscriptions.values() if subscription.name > after
     ]
-    page = nsmallest(_PAGE, subscriptions, key=lambda subscription: subscription.name)
+    page = nsmallest(TOPICS_PAGE, subscriptions, key=lambda subscription: subscription.name)
     index = topic.index.tracker.stats()
     counters = topic.counters
     here = f"/topics/{quote(topic.name)}"

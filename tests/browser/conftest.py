@@ -74,7 +74,8 @@ async def fill(client: postdate.Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A broker; a module's SETTINGS are its own."""
     need_program("chromium")
     settings = {
         "DATA_DIR": str(tmp_path_factory.mktemp("broker")),
@@ -83,6 +84,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         "LOG_FORMAT": "json",
         "ADMIN_TOKEN": TOKEN,
         "DISK_RESERVE_BYTES": "0",
+        **getattr(request.module, "SETTINGS", {}),
     }
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("POSTDATE_", "GRPC_"))
@@ -97,7 +99,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if '"Serving"' in line:
+            if '"Serving"' in line and '"shard":' not in line:  # not that of one shard
                 break
         try:
             facts = json.loads(lines[-1])

@@ -128,7 +128,7 @@ async def test_scrapes_at_the_same_time_share_one_page(supervised: Supervised) -
 
 
 async def test_scrapes_that_wait_keep_no_probe_waiting(supervised: Supervised) -> None:
-    http = ShardHttp(supervised.https[1].address.removeprefix(UNIX))
+    http = ShardHttp(1, supervised.https[1].address.removeprefix(UNIX))
     scrapes = [asyncio.create_task(http.metrics(SECONDS)) for _ in range(8)]
     try:
         await eventually(lambda: supervised.scrapes >= 2)

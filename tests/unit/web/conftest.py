@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -17,6 +17,8 @@ from broker.folder.broker import Broker
 from broker.model import Position
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
+from broker.settings import UNIX
+from broker.topic_shards import ALL_TOPICS, TopicShard
 from broker.web.server import HttpServer
 from broker.web.source import ClusterSource, PageSource
 from tests.configs import broker_config
@@ -89,9 +91,16 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
     """Makes a broker with pages; takes its settings."""
     stack = AsyncExitStack()
 
-    async def make(*, cluster: ClusterSource | None = None, **settings: object) -> Pages:
+    async def make(
+        *,
+        cluster: ClusterSource | None = None,
+        http_socket: str = "",
+        topic_shard: TopicShard = ALL_TOPICS,
+        **settings: object,
+    ) -> Pages:
         settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
-        config = broker_config(data_dir=str(tmp_path / "data"), **settings)
+        config = broker_config(**{"data_dir": str(tmp_path / "data"), **settings})
+        config = replace(config, http_socket=http_socket, topic_shard=topic_shard)
         executors = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
         broker = Broker(
             config,
@@ -108,7 +117,7 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
         broker.start()
         stack.push_async_callback(broker.stop)
         server = HttpServer(
-            config.http_address,
+            UNIX + http_socket if http_socket else config.http_address,
             _no_metrics,
             lambda: broker.not_ready_because,
             pages=PageSource(config, broker.clock, "1.2.3", broker.audit, broker, cluster),
@@ -116,7 +125,7 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
         server.listen()
         await server.start()
         stack.push_async_callback(server.stop)
-        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        address = "localhost" if http_socket else server.address.replace("0.0.0.0", "127.0.0.1")
         jar = aiohttp.CookieJar(unsafe=True)  # addresses may have cookies, too
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://{address}", cookie_jar=jar))
         return Pages(broker, server, session)

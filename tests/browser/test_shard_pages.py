@@ -1,0 +1,102 @@
+"""The pages of a broker with several shards, in a real browser: one address, one login, all topics."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import postdate
+from broker.topic_shards import shard_of
+from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
+from tests.browser.test_pages import OVERLAPS, WITHOUT_A_HINT
+
+pytestmark = pytest.mark.packaging
+
+SETTINGS = {"SHARDS": "2", "SHARD_PORTS": "false"}
+"""Of the broker (`shop`)."""
+ELSEWHERE = next(name for name in ("mails", "bills", "calls") if shard_of(name, 2) != shard_of("orders", 2))
+PAGES = (
+    "/",
+    "/topics",
+    "/topics/orders",
+    f"/topics/{ELSEWHERE}",
+    "/timeline",
+    "/timeline?shard=1&unit=hour",
+    "/timeline?topic=orders",
+    "/scheduled",
+    "/scheduled?shard=0",
+    "/scheduled?topic=orders",
+    "/dead-letters",
+    "/dead-letters/jobs/work",
+    "/storage",
+    "/storage?shard=1",
+    "/storage/orders",
+    "/audit",
+    "/?shard=0",
+    "/?shard=1",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(shop: Shop) -> None:
+    """Messages on the shard that has no orders."""
+
+    async def fill(client: postdate.Client) -> None:
+        await client.subscriptions.create(ELSEWHERE, "post")
+        async with client.producer(ELSEWHERE) as producer:
+            await producer.send_many(
+                [postdate.OutgoingMessage(b"%d" % n, deliver_after=timedelta(hours=n + 1)) for n in range(20)]
+            )
+
+    shop.do(fill)
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, viewport: dict[str, int]):
+    page = operator.page
+    page.set_viewport_size(viewport)
+    for path in PAGES:
+        assert operator.go(path).status == 200, path
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
+        assert not page.evaluate(OVERLAPS), path
+        assert not page.evaluate(WITHOUT_A_HINT), path
+    assert not operator.complaints
+
+
+def test_the_overview_leads_to_every_topic_and_the_timeline_of_a_shard_to_its_messages(operator: Window):
+    page = operator.page
+    operator.go("/")
+    for name in ("orders", "jobs", ELSEWHERE):
+        operator.go("/")
+        page.click(f"td a:text-is('{name}'), th a:text-is('{name}')")
+        assert operator.heading == name
+    number = shard_of("orders", 2)
+    operator.go("/")
+    page.click("nav >> text=Timeline")
+    page.click(f"text=Shard {number}")
+    page.click(".chart a >> nth=0", force=True)
+    assert f"shard={number}" in page.url
+    assert f"shard {number}" in page.inner_text("footer")
+
+
+def test_one_login_pauses_a_subscription_and_cancels_messages_on_each_shard(operator: Window, shop: Shop):
+    page = operator.page
+    for topic, name in (("orders", "billing"), (ELSEWHERE, "post")):
+        operator.go(f"/topics/{topic}")
+        page.click("text=Pause")
+        assert operator.flash == f"Paused: {name}."
+        stats = shop.do(lambda client, topic=topic: client.stats(topic))
+        assert stats[0].subscriptions[0].paused
+        operator.go(f"/scheduled?topic={topic}")
+        page.click("summary:has-text('Change all')")
+        page.click("text=Cancel…")
+        page.click("button.danger")
+        page.wait_for_selector(".flash.done")
+        assert "Cancelled: " in operator.flash
+        assert shop.do(lambda client, topic=topic: client.stats(topic))[0].scheduled_messages == 0
+    page.click("text=Log out")
+    operator.go(f"/topics/{ELSEWHERE}")
+    assert page.locator("text=Log out").count() == 0
+    assert page.locator("main form").count() == 0
+    assert not operator.complaints
