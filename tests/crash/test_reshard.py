@@ -54,7 +54,7 @@ def topics_of(vfs: Vfs) -> Topics:
         layout = Layout(folder)
         for image in open_manifests(vfs, layout, 0).topics:
             ends = {
-                f"{ledger.ledger_id}.{ledger.generation}.{kind}": length
+                f"{ledger.ledger_id}.{ledger.capture.generation}.{kind}": length
                 for ledger in image.ledgers
                 for kind, length in file_lengths(ledger.capture).items()
             }
