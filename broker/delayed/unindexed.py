@@ -16,7 +16,7 @@ NEVER_MS = 1 << 62
 
 
 class AppendedRows:
-    """Delayed rows that were appended since the start and that the cursor has not passed: a count, and a range of
+    """Delayed rows that were appended since the start and that the feed has not passed: a count, and a range of
     times in which they lie."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class AppendedRows:
             self._latest_ms = max(self._latest_ms, due.last_ms)
 
     def all_passed(self) -> None:
-        """The cursor has come to the end of the log."""
+        """The feed has come to the end of the log."""
         self._earliest_ms, self._latest_ms = NEVER_MS, 0
 
     def is_due_by(self, time_ms: int) -> bool:
@@ -109,7 +109,7 @@ class MovedEntries:
         return waited
 
     def clear(self) -> None:
-        """Nothing of this needs to be added any more: the cursor will meet it."""
+        """Nothing of this needs to be added any more: the feed will meet it."""
         self.added_lsn = max(self.added_lsn, self.last_lsn)
         self._moves.clear()
         self.count = 0

@@ -52,7 +52,7 @@ class LedgerState:
     data_bytes: int
     facts: LedgerFacts
     is_settled: bool  # by every subscription
-    is_indexed: bool  # the index cursor has passed it
+    is_indexed: bool  # the index feed has passed it
     takes_entries: bool  # it is the one that does
     awaits_entries: bool  # batches for it, or changes of its entries, may be on their way
 

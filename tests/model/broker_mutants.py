@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.index_feed import IndexFeed
 from broker.delayed.index_pump import IndexPump
 from broker.model import Array
 from broker.runtime.clock import Clock
@@ -44,11 +45,11 @@ def swapped(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
-    """The index cursor leaves out rows that are due when it passes them."""
-    add, index = BucketTracker.add, IndexPump._index_rows
+    """The index feed leaves out rows that are due when it passes them."""
+    add, index = BucketTracker.add, IndexFeed.index_rows
     now_ms = 0
 
-    async def index_rows(self: IndexPump) -> None:
+    async def index_rows(self: IndexFeed) -> None:
         nonlocal now_ms
         now_ms = self._clock.now_ms()
         await index(self)
@@ -57,19 +58,19 @@ def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
         later = deliver_at_ms > now_ms
         add(self, ledger_id, entry_ids[later], deliver_at_ms[later])
 
-    patch.setattr(IndexPump, "_index_rows", index_rows)
+    patch.setattr(IndexFeed, "index_rows", index_rows)
     patch.setattr(BucketTracker, "add", add_later_ones)
 
 
 def mutant_rebuilds_after_live_frontier(patch: pytest.MonkeyPatch) -> None:
     """A rebuild leaves out what lies before the frontier as it is now, not as it was when the rebuild began."""
-    after = IndexPump._after_rebuild_frontier
+    after = IndexFeed._after_rebuild_frontier
 
-    def after_live_frontier(self: IndexPump, *arguments: Any) -> Array:
-        self._rebuild_frontier = self.tracker.frontier
+    def after_live_frontier(self: IndexFeed, *arguments: Any) -> Array:
+        self._rebuild_frontier = self._tracker.frontier
         return after(self, *arguments)
 
-    patch.setattr(IndexPump, "_after_rebuild_frontier", after_live_frontier)
+    patch.setattr(IndexFeed, "_after_rebuild_frontier", after_live_frontier)
 
 
 def mutant_does_not_look_at_leases(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.index_pump import IndexPump
+from broker.delayed.index_feed import IndexFeed
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.storage.amendments import Amendments
 from broker.storage.ledger_facts import LedgerFacts
@@ -26,7 +26,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def mutant_forgets_moves_over_a_restart(patch: pytest.MonkeyPatch) -> None:
     """The buckets are taken up as they were written."""
-    patch.setattr(IndexPump, "_add_moved_since", lambda self, lsn: None)
+    patch.setattr(IndexFeed, "_add_moved_since", lambda self, lsn: None)
 
 
 def mutant_new_subscriptions_are_owed_what_was_cancelled(patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def mutant_counts_stale_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_moves_are_not_indexed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(IndexPump, "_add_moved", lambda self: False)
+    patch.setattr(IndexFeed, "add_moved", lambda self: False)
 
 
 def mutant_moves_to_any_time(patch: pytest.MonkeyPatch) -> None:

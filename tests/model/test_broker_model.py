@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.delayed import index_pump
+from broker.delayed import index_feed
 from broker.subscriptions import reader
 from tests.depth import at_depth, machine_settings
 from tests.model.broker_machine import BrokerMachine
@@ -27,7 +27,7 @@ WALKS_MAX = 200
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch):
     """A few rows at a time, so that a log of twenty is long."""
-    monkeypatch.setattr(index_pump, "_INDEX_ROWS", 2)
+    monkeypatch.setattr(index_feed, "_INDEX_ROWS", 2)
     monkeypatch.setattr(reader, "_SCAN_ROWS", 3)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delayed import index_pump
+from broker.delayed import index_feed
 from broker.subscriptions import reader
 from tests.depth import at_depth, machine_settings
 from tests.model.schedule_mutants import MUTANTS
@@ -29,7 +29,7 @@ good_walk = cache(walk)
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch):
     """A few rows at a time, so that a log of twenty is long."""
-    monkeypatch.setattr(index_pump, "_INDEX_ROWS", 2)
+    monkeypatch.setattr(index_feed, "_INDEX_ROWS", 2)
     monkeypatch.setattr(reader, "_SCAN_ROWS", 3)
 
 

@@ -43,6 +43,7 @@ _STATES = "broker.subscriptions.entry_states"
 _CONSUMERS = "broker.subscriptions.consumers"
 _REQUESTS = "broker.subscriptions.requests"
 _PUMP = "broker.delayed.index_pump"
+_FEED = "broker.delayed.index_feed"
 _CHECKPOINT = "broker.folder.checkpoint"
 _SUBSCRIPTIONS = "broker.topics.topic_subscriptions"
 
@@ -158,13 +159,13 @@ MUTATIONS = (
     ),
     _bug(
         "the rebuild leaves out what lies before the live frontier",
-        _PUMP,
+        _FEED,
         "        frontier = self._rebuild_frontier\n",
-        "        frontier = self.tracker.frontier\n",
+        "        frontier = self._tracker.frontier\n",
     ),
     _bug(
-        "the index cursor skips what is already due",
-        _PUMP,
+        "the index feed skips what is already due",
+        _FEED,
         "        wanted = (times > 0) & (times < CANCELLED_MS)\n",
         "        wanted = times > self._clock.now_ms()\n",
     ),

@@ -1,4 +1,4 @@
-"""The index cursor on a log of its own: what it may leave for later, and what not."""
+"""The index feed on a log of its own: what it may leave for later, and what not."""
 
 from __future__ import annotations
 

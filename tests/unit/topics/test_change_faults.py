@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.delayed import index_pump
+from broker.delayed import index_feed
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
@@ -180,13 +180,13 @@ def test_no_part_of_a_move_is_left_out_when_a_seal_comes_between_its_ledgers(mon
         assert positions[0].ledger_id != positions[-1].ledger_id
         await asyncio.sleep(7)  # sealed
         pump = topic.index
-        monkeypatch.setattr(index_pump, "_INDEX_ROWS", 4)
+        monkeypatch.setattr(index_feed, "_INDEX_ROWS", 4)
         assert pump.upkeep is not None
         passed = pump.upkeep.passed
         marks = []
 
         def noted(position, lsn):
-            marks.append((lsn, pump._moved.count))
+            marks.append((lsn, pump._feed.moved.count))
             passed(position, lsn)
 
         monkeypatch.setattr(pump.upkeep, "passed", noted)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.delayed import index_pump
+from broker.delayed import index_feed
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.model import Position
@@ -372,7 +372,7 @@ def test_a_change_while_buckets_are_merged(kind: str, when: str, monkeypatch: py
 @TRACKERS
 def test_a_change_while_the_index_is_built_again(kind: str, tracker: str, monkeypatch: pytest.MonkeyPatch):
     """A part of the log was read when it comes."""
-    monkeypatch.setattr(index_pump, "_INDEX_ROWS", 2)
+    monkeypatch.setattr(index_feed, "_INDEX_ROWS", 2)
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
@@ -387,7 +387,7 @@ def test_a_change_while_the_index_is_built_again(kind: str, tracker: str, monkey
         async def change_it() -> None:
             results.append(await apply(topic, positions, kind))
 
-        calls = before(monkeypatch, pump, "_index_rows", change_it, nth=3)
+        calls = before(monkeypatch, pump._feed, "index_rows", change_it, nth=3)
 
         async def act() -> None:
             pump._work.set()

@@ -206,7 +206,7 @@ def test_moves_on_their_way_when_the_clock_is_set_back_are_not_lost(
 
         def and_step(*arguments: Any) -> None:
             tell(*arguments)
-            if topic.index.rebuilds == 0 and topic.index._moved.count:
+            if topic.index.rebuilds == 0 and topic.index._feed.moved.count:
                 step(node, -HOUR_MS)
 
         monkeypatch.setattr(topic.index, "changed", and_step)
