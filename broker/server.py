@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import grpc
-from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from broker.config import SETTINGS, BrokerConfig
@@ -31,9 +30,9 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
 from broker.rpc.cluster import encode_view
 from broker.rpc.hand_over import HandOver
+from broker.rpc.health import HealthService
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
-from broker.rpc.unread_marks import ready_line
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
@@ -168,7 +167,7 @@ class Server:
         self._admin = admin.AdminService(self.broker, self._version, cluster, lambda: self._port.shard_port)
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
-        self._health = health_aio.HealthServicer()
+        self._health = HealthService()
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
         pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
@@ -183,7 +182,6 @@ class Server:
             lambda: self.broker.not_ready_because,
             pages=pages,
             shard_view=None if shard is None else lambda: encode_view(shard.view()),
-            ready_line=ready_line,
             connections_max=config.tuning.http_connections_max,
         )
         self.grpc_address = ""

@@ -33,6 +33,7 @@ from broker.node.standby_face import StandbyFace
 from broker.observe.logs import get_logger
 from broker.rpc.peers import Peers
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import LocalVfs
 
 log = get_logger(__name__)
@@ -60,6 +61,7 @@ class Node:
         self._read_config = read_config
         self._store = open_store(config.cluster_store, LOG_ATTEMPT)
         self._stop = asyncio.Event()
+        self._supervisor = Supervisor(lambda *_: self._stop.set())
         self._owning: Owning | None = None
         self._face: StandbyFace | None = None
 
@@ -84,20 +86,21 @@ class Node:
             await peers.stop()
 
     async def _take_part(self, member: Member, peers: Peers) -> int:
-        loop = asyncio.get_running_loop()
         self._face = face = StandbyFace(member, peers.complete)
-        await face.start()
+        await face.start(self._supervisor.spawn_lasting)
         self._notifier.tell("READY=1", f"STATUS=Standby of shard {member.shard.number}")
-        watchdog = loop.create_task(self._notifier.keep_alive(lambda: True))
+        self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
         try:
             won = await self._follow(member, face)
         finally:
             await face.stop()
+        failed = int(self._supervisor.failure is not None)
         if won is None:
-            return 0
+            await self._supervisor.stop()
+            return failed
         self._owning = Owning(member, won, self._notifier, self._adapted_config, peers.complete)
-        watchdog.cancel()
-        return await self._owning.run(self._stop)
+        await self._supervisor.stop()  # an owner has a watchdog of its own
+        return await self._owning.run(self._stop) or failed
 
     async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""

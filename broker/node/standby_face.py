@@ -13,6 +13,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
 from broker.rpc.cluster import encode_view
 from broker.rpc.front import Front, FrontHost
+from broker.runtime.supervise import Spawn
 from broker.server import broker_version
 from broker.settings import UNIX
 from broker.web.server import HttpServer
@@ -49,11 +50,11 @@ class StandbyFace:
     def http_address(self) -> str:
         return self._http.address
 
-    async def start(self) -> None:
-        """Open the ports. Raises Fenced or ConfigError if that cannot be."""
+    async def start(self, spawn_lasting: Spawn) -> None:
+        """Open the ports. `spawn_lasting` runs what lasts as long. Raises Fenced or ConfigError if that cannot be."""
         self._http.listen()
         await self._http.start()
-        await self._front.start()
+        await self._front.start(spawn_lasting)
         log.info("Standing by", node=self._member.name, grpc=self._front.address, http=self.http_address)
 
     async def stop(self) -> None:

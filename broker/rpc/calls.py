@@ -12,23 +12,15 @@ from google.protobuf.message import DecodeError, Message
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
-from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
 from broker.rpc.telling import begin_telling, tellable
-from broker.rpc.unread_marks import marked_unread
+from broker.rpc.unread_clients import ending_client
 from broker.runtime.clock import Clock
-from broker.runtime.connections import cut_connection
-from broker.settings import UNIX
 
-log = get_logger(__name__)
-
-DIRECT = "postdate-direct"
-"""Key of the metadata by which a client asks for the owner alone: any value but an empty one. A front gives each call
-another one, its mark."""
 STATUS_SECONDS = 1.0
 """Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
 Request = TypeVar("Request", bound=Message)
@@ -125,31 +117,16 @@ async def refuse(host: CallHost, context: Context, error: Exception) -> None:
 async def refuse_unread(host: CallHost, context: Context, error: PostdateError) -> None:
     """End a stream although a message of it is still being written; returns when it no longer is.
 
-    The status goes out behind that message. If the client does not read that far, gRPC would keep both, without a
-    way to reset the stream from here: the connection is cut, or the front before this process is asked to do that.
+    The status goes out behind that message. If the client does not read that far, gRPC would keep both.
     """
     telling = asyncio.create_task(refuse(host, context, error), name="end of a stream")
     try:
         if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
-            peer = context.peer()
-            if peer.startswith(UNIX):
-                with marked_unread(direct_mark(context)):
-                    await asyncio.wait({telling})
-                return
-            is_cut = await asyncio.to_thread(cut_connection, peer)
-            log.warning(
-                "Closed the connection of a client that does not read responses", peer=peer, cut=is_cut
-            )
-            await asyncio.wait({telling})
+            with ending_client(context):
+                await asyncio.wait({telling})
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
-
-
-def direct_mark(context: Context) -> str:
-    """Return the mark that a front gave a call; empty without one."""
-    metadata: Any = context.invocation_metadata() or ()
-    return next((value for key, value in metadata if key == DIRECT), "")
 
 
 async def _refuse_cut(context: Context, error: Exception) -> None:

@@ -28,7 +28,8 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.telling import tell_freely
 from broker.rpc.unread import FrameRoom, UnreadRooms
-from broker.rpc.unread_calls import answer_within, cut_client, when_over
+from broker.rpc.unread_calls import answer_within
+from broker.rpc.unread_clients import end_client, when_over
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns
@@ -268,7 +269,7 @@ class ConsumerService:
         consumer = self._consumer("receive", lease_ms)
         consumer.grant(request.max_messages or 1, 0)
         consumer.polls = not request.wait_ms
-        end = partial(cut_client, context)
+        end = partial(end_client, context)
         room = StreamRoom(self._batch_rooms, context.peer, end, consumer, subscription.work)
         when_over(context, room.close)
         room.begin()

@@ -5,19 +5,21 @@ when the one before has been written, so that each side is as slow as the other 
 
 Invariants:
   FORWARD-1  Messages that were read and are not written yet take at most `receiving_bytes_max` of memory, but for one.
-      Where they would take more, the call ends whose message has waited for longest. The answer of a unary call counts
-      until its client has read it; then the connection is cut, as gRPC cannot take an answer back.
+      The answer of a unary call counts until its client has read it. Where they would take more, clients are ended that
+      have left an answer unread for `STALLED_SECONDS`; then calls, the one first whose message has waited for longest;
+      and where all calls together would not be enough, clients whose answers are younger.
   FORWARD-2  A call ends with its route: once another owner or a higher epoch is known, nothing of the former is
       passed on any more.
-  FORWARD-3  A call is passed on once: it carries the mark that asks for the owner alone.
+  FORWARD-3  A call is passed on once: it carries the tag that asks for the owner alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,17 +27,18 @@ import grpc
 
 from broker.errors import LimitReached, PostdateError, Unavailable
 from broker.observe.logs import get_logger
-from broker.rpc.calls import DIRECT, END_OF_STREAM, CallHost, refuse, refuse_unread
+from broker.rpc.call_metadata import DIRECT, SHARD
+from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel
-from broker.rpc.unread_calls import cut_client, when_over
+from broker.rpc.unread import STALLED_SECONDS
+from broker.rpc.unread_clients import ASK_SECONDS, ask_unread, end_client, not_read, tag_of, when_over
+from broker.runtime.clock import Clock
 from broker.settings import ConfigError
 
 log = get_logger(__name__)
 
-SHARD = "postdate-shard"
-"""Key of the metadata by which one front names a shard to another: the call is for it, whatever it asks for."""
-_MARKS = itertools.count(1)
+_TAGS = itertools.count(1)
 _CALLS_A_CONNECTION = 200
 """Less than `grpc.max_concurrent_streams` of the owner's port."""
 CONNECTION_SECONDS = 600.0
@@ -71,7 +74,7 @@ class ForwardedCall:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self.mark = str(next(_MARKS))
+        self.tag = tag_of(next(_TAGS))
         """Names it to the owner."""
         self.ended_because: PostdateError | None = None
 
@@ -92,45 +95,68 @@ class ForwardedCall:
             raise self.ended_because from None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A message in the room."""
+
+    end: Callable[[], None]
+    size: int
+    since_ns: int
+
+
 class MessageRoom:
     """Memory for messages that were read and are not written yet (FORWARD-1)."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, clock: Clock) -> None:
         self._bytes_max = bytes_max
-        self._held: dict[object, tuple[Callable[[], None], int]] = {}  # what ends the call; the oldest first
+        self._clock = clock
+        self._calls: dict[_Held, None] = {}  # the oldest first
+        self._calls_bytes = 0
+        self._answers: dict[_Held, None] = {}  # of unary calls; the oldest first
         self.held_bytes: int = 0
 
     @contextmanager
     def hold(self, call: ForwardedCall, size: int) -> Iterator[None]:
-        key = self._enter(partial(call.end, _crowded()), size)
+        held = self._enter(self._calls, partial(call.end, _crowded()), size)
         try:
-            self._end_oldest()
             yield
         finally:
-            self._let_go(key)
+            self._let_go(held)
 
     def hold_until_read(self, context: Context, answer: bytes) -> None:
-        """Hold the answer of a call, which gRPC keeps until the call is over. Nothing but a cut ends that."""
-        key = self._enter(partial(cut_client, context), len(answer))
-        when_over(context, partial(self._let_go, key))
-        self._end_oldest()
+        """Hold the answer of a call, which gRPC keeps until the call is over."""
+        held = self._enter(self._answers, partial(end_client, context), len(answer))
+        when_over(context, partial(self._let_go, held))
 
-    def _enter(self, end: Callable[[], None], size: int) -> object:
-        key = object()
-        self._held[key] = end, size
+    def _enter(self, kind: dict[_Held, None], end: Callable[[], None], size: int) -> _Held:
+        held = _Held(end, size, self._clock.monotonic_ns())
+        kind[held] = None
         self.held_bytes += size
-        return key
+        self._calls_bytes += size if kind is self._calls else 0
+        while self.held_bytes > self._bytes_max and len(self._calls) + len(self._answers) > 1:
+            first = self._first_to_end(held)
+            self._let_go(first)
+            first.end()
+        return held
 
-    def _end_oldest(self) -> None:
-        while self.held_bytes > self._bytes_max and len(self._held) > 1:
-            oldest = next(iter(self._held))
-            end, _ = self._held[oldest]
-            self._let_go(oldest)
-            end()
+    def _first_to_end(self, entering: _Held) -> _Held:
+        """Return what is to go for a message; never its own answer, which may be larger than the room."""
+        answer = next((each for each in self._answers if each is not entering), None)
+        late = self._clock.monotonic_ns() - int(STALLED_SECONDS * 1e9)
+        missing = self.held_bytes - self._bytes_max
+        if answer is not None and (answer.since_ns <= late or self._calls_bytes < missing):
+            return answer
+        return next(iter(self._calls))
 
-    def _let_go(self, key: object) -> None:
-        _, size = self._held.pop(key, (None, 0))
-        self.held_bytes -= size
+    def _let_go(self, held: _Held) -> None:
+        if held in self._calls:
+            del self._calls[held]
+            self._calls_bytes -= held.size
+        elif held in self._answers:
+            del self._answers[held]
+        else:
+            return
+        self.held_bytes -= held.size
 
 
 class _Connection:
@@ -179,7 +205,7 @@ class OwnerConnections:
         """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
         given: Any = context.invocation_metadata() or ()
         kept = [(key, value) for key, value in given if not key.startswith(_OWN_METADATA)]
-        return (*kept, (DIRECT, call.mark), *self._shard)
+        return (*kept, (DIRECT, call.tag), *self._shard)
 
     def _open(self) -> _Connection:
         now = asyncio.get_running_loop().time()
@@ -204,10 +230,12 @@ class OwnerConnections:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def end_marked(self, marks: Collection[str], error: PostdateError) -> None:
-        """End the calls that have one of these marks."""
-        for call in [each for each in self._forwarded if each.mark in marks]:
-            call.end(error)
+    async def end_unread(self) -> None:
+        """Ask the owner which calls to end because their clients do not read, and end them."""
+        in_use = [each.channel for each in self._connections if each.calls]
+        tags = {tag for told in await asyncio.gather(*map(ask_unread, in_use)) for tag in told}
+        for call in [each for each in self._forwarded if each.tag in tags]:
+            call.end(not_read())
 
     async def close(self, error: PostdateError) -> None:
         """End all calls, and the connections (FORWARD-2)."""
@@ -217,6 +245,13 @@ class OwnerConnections:
         for connection in connections:
             await connection.channel.close(None)
         await asyncio.gather(*self._closing)
+
+
+async def watch_unread(connections: Callable[[], Iterable[OwnerConnections]]) -> None:
+    """End the calls that owners name because their clients do not read; ends only by being cancelled."""
+    while True:
+        await asyncio.sleep(ASK_SECONDS)
+        await asyncio.gather(*(each.end_unread() for each in connections()))
 
 
 def _crowded() -> LimitReached:

@@ -11,11 +11,11 @@ sees the certificate of this node. So where certificates count, calls without a 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerConfig
@@ -26,15 +26,18 @@ from broker.observe.metrics import BrokerCounters
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import DIRECT, Handler, refuse
+from broker.rpc.call_metadata import DIRECT, metadata_value
+from broker.rpc.calls import Handler, refuse
 from broker.rpc.cluster import describe_cluster
 from broker.rpc.followed_owner import FollowedOwner, not_owner
-from broker.rpc.forward import MessageRoom, OwnerConnections, forward_stream, forward_unary
+from broker.rpc.forward import MessageRoom, OwnerConnections, forward_stream, forward_unary, watch_unread
+from broker.rpc.health import HealthService
 from broker.rpc.port import GrpcPort
 from broker.rpc.reception import window_bytes
 from broker.rpc.status import Context
 from broker.rpc.tls import channel_to_node
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import Spawn
 from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 log = get_logger(__name__)
@@ -98,31 +101,32 @@ class Front:
         """`view` is what the node knows of the cluster now; it is asked for each call. Raises ConfigError."""
         self._host = host
         self._view = view
-        self._room = MessageRoom(host.config.receiving_bytes_max)
+        self._room = MessageRoom(host.config.receiving_bytes_max, host.clock)
         self._owner = FollowedOwner(
             lambda: self._seen().route,
             lambda route: channel_to_node(host.config, route.owner_address),
             window_bytes(host.config),
         )
-        self._health = health_aio.HealthServicer()
+        self._health = HealthService()
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
         self._port.server.add_generic_rpc_handlers((_Methods(self),))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
         """Address on which it listens, once it was started."""
         return self._port.address
 
-    async def start(self) -> None:
-        """Open the port. Raises Fenced if that cannot be."""
+    async def start(self, spawn_lasting: Spawn) -> None:
+        """Open the port. `spawn_lasting` runs what lasts as long as that is open. Raises Fenced if that cannot be."""
         self._port.bind()
         self._owner.follow()
         await self._set_health()
         await self._port.server.start()
-        watches = [("route of the front", self._watch_route()), *self._port.watches()]
-        self._tasks |= {asyncio.create_task(watch, name=name) for name, watch in watches}
+        self._tasks.append(spawn_lasting("route of the front", self._watch_route()))
+        self._tasks.append(spawn_lasting("unread calls", watch_unread(self._connections)))
+        self._tasks += [spawn_lasting(name, watch) for name, watch in self._port.watches()]
         log.info("Passing calls on to the owner", grpc=self.address, owner=self._owner.route.owner_address)
 
     async def stop(self) -> None:
@@ -155,15 +159,18 @@ class Front:
     async def _owner_for(self, context: Context) -> OwnerConnections:
         """Return the owner, for a call that may be passed on; others are refused."""
         owner = self._owner.follow()
-        metadata: Any = context.invocation_metadata() or ()
-        shown = {key for key, value in metadata if value}
         config = self._host.config
-        by_certificate = config.access_file and config.tls_client_ca_file and "authorization" not in shown
-        if owner is None or DIRECT in shown or by_certificate:
+        by_certificate = (
+            config.access_file and config.tls_client_ca_file and not metadata_value(context, "authorization")
+        )
+        if owner is None or metadata_value(context, DIRECT) or by_certificate:
             error = not_owner(self._owner.route)
             await refuse(self._host, context, error)
             raise error
         return owner
+
+    def _connections(self) -> Sequence[OwnerConnections]:
+        return [self._owner.connections] if self._owner.connections is not None else []
 
     async def _watch_route(self) -> None:
         known = self._owner.route

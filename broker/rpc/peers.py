@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from broker.config import BrokerConfig
 from broker.observe.cluster_view import ClusterView, add_progress
 from broker.observe.logs import get_logger
-from broker.rpc.calls import DIRECT
+from broker.rpc.call_metadata import DIRECT
 from broker.rpc.cluster import read_views
 from broker.rpc.tls import channel_to_node
 from broker.settings import ConfigError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from broker.errors import InvalidRequest, LimitReached
+from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.observe.logs import get_logger
@@ -20,6 +20,7 @@ from broker.rpc.entries import api_type, check_size, entries_of, ids_at_most, id
 from broker.rpc.lease_lengths import check_lease_ms
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
+from broker.rpc.unread_clients import not_read
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
@@ -141,12 +142,7 @@ class Session:
 
     async def _end_unread(self) -> None:
         """End the stream although an answer is still being written; returns when it no longer is."""
-        error = LimitReached(
-            "The client does not read its messages or the answers to its acks, nacks and extensions, and other streams "
-            "need the memory",
-            reason="ANSWERS_NOT_READ",
-        )
-        await refuse_unread(self._broker, self._context, error)
+        await refuse_unread(self._broker, self._context, not_read())
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -13,20 +13,20 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from broker.errors import InvalidRequest, LimitReached, PostdateError, Unavailable
+from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.observe.cluster_view import ClusterView
 from broker.observe.logs import get_logger
 from broker.rpc import admin, compaction, schedule, shard_backups
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import END_OF_STREAM, Handler, Request, direct_mark, parse, refuse
+from broker.rpc.call_metadata import DIRECT, metadata_value
+from broker.rpc.calls import END_OF_STREAM, Handler, Request, parse, refuse
 from broker.rpc.cluster import describe_cluster
 from broker.rpc.entries import check_size
 from broker.rpc.forward import (
@@ -36,8 +36,10 @@ from broker.rpc.forward import (
     end_alike,
     forward_stream,
     forward_unary,
+    watch_unread,
 )
 from broker.rpc.front import SERVICES, UNARY, FrontGuard, FrontHost
+from broker.rpc.health import HealthService
 from broker.rpc.port import GrpcPort
 from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.reflection import add_reflection
@@ -92,10 +94,10 @@ class ShardFront:
     def __init__(self, host: FrontHost, owners: ShardOwners, view: ViewShards | None = None) -> None:
         """`view`: in a cluster. Raises ConfigError."""
         self._host = host
-        self._room = MessageRoom(host.config.receiving_bytes_max)
+        self._room = MessageRoom(host.config.receiving_bytes_max, host.clock)
         self._owners = owners
         self._view = view
-        self._health = health_aio.HealthServicer()
+        self._health = HealthService()
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
         names = [service.SERVICE for service in SERVICES]
@@ -132,6 +134,7 @@ class ShardFront:
         await self._port.server.start()
         for name, watch in self._port.watches():
             supervisor.spawn_lasting(name, watch)
+        supervisor.spawn_lasting("unread calls", watch_unread(self._owners.connections))
 
     async def drain(self) -> None:
         """Say that it will stop; calls are passed on until then."""
@@ -146,15 +149,6 @@ class ShardFront:
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""
         self._port.look_now()
-
-    def end_unread(self, number: int, marks: Collection[str]) -> None:
-        """End calls that a shard names, whose clients do not read (`unread_marks.py`)."""
-        if marks:
-            error = LimitReached(
-                "The client does not read the answers to its requests, and others need the memory",
-                reason="ANSWERS_NOT_READ",
-            )
-            self._owners.end_marked(number, marks, error)
 
     def handler(self, path: str) -> Handler | None:
         """Return what serves a method; None for one that nobody knows."""
@@ -297,7 +291,7 @@ class ShardFront:
 
     async def _get_cluster(self, _: bytes, context: Context) -> Message:
         if self._view is not None:
-            return describe_cluster(self._view(bool(direct_mark(context))))
+            return describe_cluster(self._view(bool(metadata_value(context, DIRECT))))
         shards = await asyncio.gather(
             *(self._describe_shard(number, context) for number in range(self._owners.count))
         )

@@ -7,18 +7,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import grpc
 
 from broker.config import BrokerConfig
-from broker.errors import PostdateError, Unavailable
+from broker.errors import Unavailable
 from broker.observe.cluster_view import OwnerRoute
-from broker.rpc.calls import DIRECT
+from broker.rpc.call_metadata import DIRECT, SHARD, metadata_value
 from broker.rpc.followed_owner import FollowedOwner, not_owner
-from broker.rpc.forward import SHARD, OwnerConnections
+from broker.rpc.forward import OwnerConnections
 from broker.rpc.reception import window_bytes
 from broker.rpc.status import Context
 from broker.rpc.tls import OpenChannel, channel_to_node
@@ -44,8 +44,8 @@ class ShardOwners(Protocol):
     def named(self, context: Context) -> int | None:
         """Return the shard that a call is for as a whole, whatever is in it; None if that depends on its requests."""
 
-    def end_marked(self, number: int, marks: Collection[str], error: PostdateError) -> None:
-        """End calls to a process of this machine that have one of these marks."""
+    def connections(self) -> Sequence[OwnerConnections]:
+        """Return those to owners that are known."""
 
     async def close(self) -> None:
         """End all calls, and the connections."""
@@ -69,8 +69,8 @@ class LocalShards:
     def named(self, context: Context) -> int | None:
         return None
 
-    def end_marked(self, number: int, marks: Collection[str], error: PostdateError) -> None:
-        self._shards[number].end_marked(marks, error)
+    def connections(self) -> Sequence[OwnerConnections]:
+        return self._shards
 
     async def close(self) -> None:
         for shard in self._shards:
@@ -109,14 +109,14 @@ class ClusterShards:
         owner = self._owners[number]
         connections = owner.follow()
         is_here = owner.route.owner_node == self._node
-        is_direct = context is not None and bool(_metadata(context, DIRECT))
+        is_direct = context is not None and bool(metadata_value(context, DIRECT))
         if connections is None or (is_direct and not is_here):
             raise not_owner(owner.route)
         return connections
 
     def named(self, context: Context) -> int | None:
-        number = _metadata(context, SHARD)
-        if not (_metadata(context, DIRECT) and number.isdecimal()):
+        number = metadata_value(context, SHARD)
+        if not (metadata_value(context, DIRECT) and number.isdecimal()):
             return None
         return int(number) if len(number) < 6 and int(number) < self.count else None
 
@@ -125,19 +125,12 @@ class ClusterShards:
         for owner in self._owners:
             owner.follow()
 
-    def end_marked(self, number: int, marks: Collection[str], error: PostdateError) -> None:
-        owner = self._owners[number]
-        if owner.route.owner_node == self._node and owner.connections is not None:
-            owner.connections.end_marked(marks, error)
+    def connections(self) -> Sequence[OwnerConnections]:
+        return [owner.connections for owner in self._owners if owner.connections is not None]
 
     async def close(self) -> None:
         for owner in self._owners:
             await owner.close()
-
-
-def _metadata(context: Context, name: str) -> str:
-    given: Any = context.invocation_metadata() or ()
-    return next((value for key, value in given if key == name and isinstance(value, str)), "")
 
 
 def _to_socket(address: str) -> OpenChannel:

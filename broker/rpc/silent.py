@@ -61,7 +61,7 @@ class SilentConnections:
             if len(peers) >= _FULL * self._most:
                 mine = set(peers)
                 too_many = len(peers) - int(_ENOUGH * self._most)
-                count = cut_connections(set([peer for peer in before if peer in mine][:too_many]))
+                count = len(cut_connections(set([peer for peer in before if peer in mine][:too_many])))
                 if count:
                     log.warning(
                         "Closed idle connections because connections_max is nearly reached",

@@ -107,7 +107,7 @@ class UnfinishedMessages:
             with suppress(OSError):  # no descriptor is left to look with
                 too_much = self.look(await asyncio.to_thread(received_by_peer, port))
                 if too_much:
-                    self._log_ended(await asyncio.to_thread(cut_connections, too_much))
+                    self._log_ended(len(await asyncio.to_thread(cut_connections, too_much)))
                     self._trimmer.ask()
 
     def _log_ended(self, count: int) -> None:

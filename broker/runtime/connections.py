@@ -31,22 +31,17 @@ def peer_of(name: str) -> Peer | None:
     return _plain(host.strip("[]")), int(port)
 
 
-def cut_connection(name: str) -> bool:
-    """End the connection from a peer, written as gRPC writes it; whether there was one."""
-    return bool((peer := peer_of(name)) and cut_connections({peer}))
-
-
-def cut_connections(peers: Collection[Peer]) -> int:
-    """End the connections from these peers; how many there were."""
-    count = 0
+def cut_connections(peers: Collection[Peer]) -> set[Peer]:
+    """End the connections from these peers; which there were."""
+    ended: set[Peer] = set()
     for connection, peer in _connections():
         if peer in peers:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-                if count == len(peers):
+                ended.add(peer)
+                if len(ended) == len(peers):
                     break
-    return count
+    return ended
 
 
 def peers_by_family(port: int) -> dict[int, list[Peer]]:

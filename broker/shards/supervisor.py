@@ -28,7 +28,6 @@ from broker.observe.shard_metrics import merge_metrics
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
-from broker.rpc.unread_marks import marks_in
 from broker.runtime.clock import SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
@@ -215,7 +214,6 @@ class ShardSupervisor:
             if silent_looks >= _SILENT_LOOKS_MAX:
                 silent_looks = 0
                 self._kill_frozen(child, start)
-            self._front.end_unread(number, marks_in(readiness.line))
             reason = readiness.not_ready_because
             if reason is None:
                 self._ready_start[number] = start

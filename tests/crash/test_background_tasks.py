@@ -98,6 +98,8 @@ TASKS = {
     "silent connections": Row(LASTS, {"SilentConnections.watch > to_thread": Kind.DISK}, runs_here=False),
     "unfinished messages": Row(LASTS, {"UnfinishedMessages.watch > to_thread": Kind.DISK}, runs_here=False),
     "reload": Row(ENDS, runs_here=False),
+    "unread calls": Row(LASTS, runs_here=False),  # of a front; an owner that does not answer is asked again
+    "route of the front": Row(LASTS, runs_here=False),
     "service watchdog": Row(ENDS, runs_here=False),  # where nobody listens there is nothing to do
     "change of *": Row(ENDS, {"Jobs._run > work": READ}, runs_here=False),  # its failure is shown on its page
     # of a node of a cluster, which the broker of this world is not
@@ -131,6 +133,8 @@ def spawned_names() -> set[str]:
                 )
                 if node.func.attr in spawns:
                     names.add(_pattern(node.args[0], path))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "spawn_lasting":
+                names.add(_pattern(node.args[0], path))
             elif isinstance(node, ast.Yield) and path.name == "port.py" and isinstance(node.value, ast.Tuple):
                 names.add(_pattern(node.value.elts[0], path))
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "OneAtATime":
@@ -146,7 +150,7 @@ def _pattern(node: ast.expr, path: Path) -> str:
             return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)  # type: ignore[misc]
         case ast.Name(id="name") | ast.Attribute(attr="_name") if path.name == "supervise.py":
             return ""
-        case ast.Name() if path.name in ("server.py", "shard_front.py", "site.py"):
+        case ast.Name() if path.name in ("server.py", "front.py", "shard_front.py", "site.py"):
             return ""  # of the port, which yields them with their names; of jobs, which name theirs
         case ast.Name() if path.name == "dead_letters.py":
             return "dead letters of subscription *"

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from broker.node.owning import Owning
-from broker.rpc import silent
+from broker.observe.cluster_view import ClusterView, OwnerRoute
+from broker.observe.metrics import BrokerCounters
+from broker.rpc import forward, silent
+from broker.rpc.front import Front, FrontHost
+from broker.runtime.clock import SystemClock
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.supervise import Supervisor
 from broker.server import Server
@@ -33,6 +37,7 @@ from tests.wire.access_files import Files
 LIMIT_SECONDS = 20.0
 VIRTUAL_LIMIT_SECONDS = 600.0
 OF_NODES = ("heartbeats", "bases", "checkpoints of silences")
+OF_FRONTS = ("unread calls", "route of the front")
 EDGES = [name for name, row in TASKS.items() if not row.runs_here]
 Case = tuple[str, Kind, str]
 
@@ -87,7 +92,7 @@ class Target:
             assert supervisor.failure is self.interruption.error
 
 
-@pytest.mark.parametrize("case", cases([name for name in EDGES if name not in OF_NODES]), ids=str)
+@pytest.mark.parametrize("case", cases([name for name in EDGES if name not in OF_NODES + OF_FRONTS]), ids=str)
 async def test_a_task_of_the_edges_survives_or_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: Case
 ) -> None:
@@ -122,6 +127,21 @@ async def work(job: Job) -> None:
     await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("case", cases(list(OF_FRONTS)), ids=str)
+async def test_a_task_of_a_front_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    monkeypatch.setattr(forward, "ASK_SECONDS", 0.01)
+    target = Target(monkeypatch, case)
+    supervisor = Supervisor(lambda name, error: None)
+    config = broker_config(grpc_address="127.0.0.1:0")
+    view = ClusterView("c", "here", (), 0, OwnerRoute(1, "owner", "127.0.0.1:1"))
+    front = Front(FrontHost(config, SystemClock(), BrokerCounters()), lambda: view)
+    await front.start(supervisor.spawn_lasting)
+    try:
+        await target.check(supervisor, lambda: asyncio.sleep(0.01))
+    finally:
+        await front.stop()
+
+
 @pytest.mark.parametrize("case", cases(list(OF_NODES)), ids=str)
 def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
@@ -152,5 +172,5 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
 
 
 def test_each_task_that_the_broker_alone_does_not_run_is_interrupted_here() -> None:
-    assert set(OF_NODES) <= set(EDGES)
-    assert len(EDGES) == 10
+    assert {*OF_NODES, *OF_FRONTS} <= set(EDGES)
+    assert len(EDGES) == 12

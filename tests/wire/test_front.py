@@ -21,11 +21,13 @@ from broker.cli import main
 from broker.errors import Unavailable
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
-from broker.rpc import calls, forward
+from broker.rpc import call_metadata, calls, forward
 from broker.rpc.forward import ForwardedCall, MessageRoom, OwnerConnections
 from broker.rpc.front import Front, FrontHost
 from broker.rpc.reception import Reception
+from broker.rpc.unread import STALLED_SECONDS
 from broker.runtime.clock import SystemClock
+from broker.runtime.supervise import Supervisor
 from broker.server import Server
 from broker.settings import ConfigError
 from postdate_api.v1 import admin_pb2, consumer_pb2, producer_pb2
@@ -34,7 +36,7 @@ from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Serve, Wire, batch, eventually, ids_of, refused, within
 
-DIRECT = ((calls.DIRECT, "1"),)
+DIRECT = ((call_metadata.DIRECT, "1"),)
 RECEIVE = http2_call("/postdate.v1.ConsumerService/Receive")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,6 +53,7 @@ class FrontNode:
         self.config = broker_config(grpc_address="127.0.0.1:0", **settings)
         self.counters = BrokerCounters()
         self.front = Front(FrontHost(self.config, SystemClock(), self.counters), self._view)
+        self.supervisor = Supervisor(lambda name, error: None)
         self.wire: Wire
 
     @property
@@ -58,7 +61,7 @@ class FrontNode:
         return self.front.address
 
     async def start(self) -> FrontNode:
-        await self.front.start()
+        await self.front.start(self.supervisor.spawn_lasting)
         self.broker = None  # it has none; a `Wire` asks
         self.wire = Wire(cast(Server, self))
         return self
@@ -281,7 +284,7 @@ async def test_deadlines_and_metadata_are_passed_on_both_ways(recorder: Recorder
     call = node.wire.raw("/postdate.v1.AdminService/ListTopics")(b"\x08\x01", timeout=60, metadata=sent)
     assert await within(call) == b"\x08\x01"
     assert set(sent) <= recorder.metadata.items()
-    assert recorder.metadata[calls.DIRECT].isdigit()
+    assert recorder.metadata[call_metadata.DIRECT][:1] == "f"
     assert recorder.left_seconds is not None and 50 < recorder.left_seconds < 62  # gRPC rounds it up
     assert dict(await call.trailing_metadata()) == {"x-trail": "1", "x-bytes-bin": b"\x00\xff"}
     await within(node.wire.raw("/postdate.v1.AdminService/ListTopics")(b"\x08\x01"))
@@ -372,7 +375,7 @@ async def nodes_with_certificates(
     }
     owner = await serve(**settings)
     node = FrontNode(owner, **settings)
-    await node.front.start()
+    await node.front.start(node.supervisor.spawn_lasting)
     name = [("grpc.ssl_target_name_override", "localhost")]
     credentials = credentials_of(own, authority)
     try:
@@ -485,8 +488,17 @@ async def test_no_connection_is_left_once_those_to_an_owner_are_closed(monkeypat
 # -- bounds --------------------------------------------------------------------------------------------------
 
 
+class _Clock(SystemClock):
+    """One that stands still."""
+
+    seconds = 0.0
+
+    def monotonic_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+
 async def test_messages_that_wait_take_a_bounded_room():
-    room = MessageRoom(100)
+    room = MessageRoom(100, _Clock())
     told: list[str] = []
 
     async def wait(size: int, name: str) -> None:
@@ -510,6 +522,68 @@ async def test_messages_that_wait_take_a_bounded_room():
     tasks[-1].cancel()
     await asyncio.wait(tasks)
     assert room.held_bytes == 0
+
+
+class _Call:
+    """As much of a call as a room asks for an answer of it."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self._name = name
+        self._ended = ended
+
+    def invocation_metadata(self) -> None:
+        return None
+
+    def peer(self) -> str:
+        self._ended.append(self._name)
+        return "unix:"
+
+    def add_done_callback(self, _: Any) -> None:
+        pass
+
+
+async def test_answers_that_stalled_give_way_first_then_calls_then_young_answers():
+    clock = _Clock()
+    room, ended = MessageRoom(100, clock), list[str]()
+
+    async def wait(name: str, size: int) -> None:
+        with suppress(asyncio.CancelledError), room.hold(ForwardedCall(), size):
+            await asyncio.Event().wait()
+        ended.append(name)
+
+    async def begin(name: str, size: int = 20) -> asyncio.Task[None]:
+        task = asyncio.create_task(wait(name, size))
+        await asyncio.sleep(0)
+        return task
+
+    def answer(name: str, size: int) -> None:
+        room.hold_until_read(cast(Any, _Call(name, ended)), bytes(size))
+
+    answer("answer 1", 20)
+    first = await begin("call 1")
+    clock.seconds = STALLED_SECONDS - 1
+    answer("answer 2", 20)
+    second = await begin("call 2")
+    answer("answer 3", 30)
+    await within(asyncio.wait([first]))
+    assert ended == ["call 1"], "no answer has stalled yet"
+    clock.seconds = STALLED_SECONDS
+    answer("answer 4", 20)
+    assert ended == ["call 1", "answer 1"], "which has stalled by now"
+    answer("answer 5", 50)
+    await within(asyncio.wait([second]))
+    assert set(ended[2:]) == {"call 2", "answer 2"}, "the oldest young one, as calls alone are not enough"
+    assert room.held_bytes == 100
+    third = await begin("call 3")
+    await within(asyncio.wait([third]))
+    small = await begin("call 4", 0)
+    answer("answer 6", 60)
+    assert ended[4:] == ["call 3", "answer 3", "answer 4", "answer 5"]
+    assert not small.done(), "no call ends in vain"
+    answer("answer 7", 200)
+    await within(asyncio.wait([small]))
+    assert ended[8:] == ["answer 6", "call 4"], "one that is larger than the room has it alone"
+    assert room.held_bytes == 200
 
 
 async def test_a_caller_that_does_not_read_gives_way_to_others(
@@ -541,25 +615,28 @@ async def test_a_caller_that_does_not_read_gives_way_to_others(
     await eventually(lambda: room.held_bytes == 0)
 
 
-async def test_answers_of_calls_that_a_caller_does_not_read_are_bounded(wire: Wire, face: Face):
+async def test_answers_of_calls_that_a_caller_does_not_read_are_bounded(
+    wire: Wire, face: Face, monkeypatch: pytest.MonkeyPatch
+):
     """gRPC keeps them: the connection is cut once they take more than the room."""
     node = await face(wire, receiving_bytes_max=4 << 20)
     for _ in range(8):
         await wire.produce("t", bytes(900_000))
     await wire.create_subscription("t", initial_position="INITIAL_POSITION_EARLIEST")
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000).SerializeToString()
-    room, most_held = node.front._room, 0
+    room, held = node.front._room, list[int]()
+    end = MessageRoom._let_go
+
+    def let_go(entry: Any) -> None:
+        held.append(room.held_bytes)  # before anything goes: all that was ever there
+        end(room, entry)
+
+    monkeypatch.setattr(room, "_let_go", let_go)
     async with connected(node.grpc_address) as raw:
         reading = asyncio.create_task(raw.live())
         for number in range(1, 17, 2):
             await raw.send(frame(HEADERS, END_HEADERS, number, RECEIVE), message(number, request, ends=True))
-
-        def is_cut() -> bool:
-            nonlocal most_held
-            most_held = max(most_held, room.held_bytes)
-            return reading.done()
-
-        await eventually(is_cut)
-    assert 2 << 20 < most_held <= 4 << 20
+        await eventually(reading.done)
+    assert 2 << 20 < max(held) <= (4 << 20) + 1_000_000, "with the one that was too much"
     await eventually(lambda: room.held_bytes == 0)
     await node.wire.produce("t", b"more")  # others go on

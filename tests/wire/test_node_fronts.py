@@ -14,7 +14,7 @@ import pytest
 
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
-from broker.rpc import calls, forward, shard_front
+from broker.rpc import call_metadata, forward, shard_front
 from broker.rpc.front import FrontHost
 from broker.rpc.peers import Peers
 from broker.rpc.produce_fan_out import ProduceFanOut
@@ -31,7 +31,7 @@ from tests.configs import broker_config
 from tests.wire.conftest import Wire, batch, eventually, ids_of, refused, within
 from tests.wire.test_shard_front import ALL, SHARDS, A, B
 
-DIRECT = ((calls.DIRECT, "1"),)
+DIRECT = ((call_metadata.DIRECT, "1"),)
 NODES = ("a", "b")
 
 

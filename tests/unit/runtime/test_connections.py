@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.runtime.connections import cut_connection, peer_of, peers_by_family, received_by_peer
+from broker.runtime.connections import cut_connections, peer_of, peers_by_family, received_by_peer
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,9 @@ def test_the_named_connection_is_cut_and_no_other(family: Any, host: str, target
             socket.create_connection(address) as second,
             listening.accept()[0] as other,
         ):
-            assert cut_connection(peer.format(first.getsockname()[1]))
+            named = peer_of(peer.format(first.getsockname()[1]))
+            assert named is not None
+            assert cut_connections({named}) == {named}
             first.settimeout(5)
             assert first.recv(1) == b""
             other.send(b"x")
@@ -40,9 +43,16 @@ def test_the_named_connection_is_cut_and_no_other(family: Any, host: str, target
             assert second.recv(1) == b"x"
 
 
-@pytest.mark.parametrize("peer", ["unix:", "ipv4:127.0.0.1:1", "ipv6:[::1]:1", "unknown"])
-def test_a_peer_without_a_connection_is_not_found(peer: str):
-    assert not cut_connection(peer)
+@pytest.mark.parametrize("name", ["unix:", "unix:/run/postdate/shard-0.sock", "unknown"])
+def test_a_peer_that_is_no_address_has_none(name: str):
+    assert peer_of(name) is None
+
+
+@pytest.mark.parametrize("name", ["ipv4:127.0.0.1:1", "ipv6:[::1]:1"])
+def test_a_peer_without_a_connection_is_not_found(name: str):
+    peer = peer_of(name)
+    assert peer is not None
+    assert cut_connections({peer}) == set()
 
 
 def test_looking_leaves_no_descriptor_open(tmp_path: Path):
@@ -50,7 +60,7 @@ def test_looking_leaves_no_descriptor_open(tmp_path: Path):
     with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)):
         before = len(os.listdir("/dev/fd"))
         for _ in range(3):
-            assert not cut_connection("ipv4:127.0.0.1:1")
+            assert not cut_connections({(IPv4Address("127.0.0.1"), 1)})
             peers_by_family(1)
         assert len(os.listdir("/dev/fd")) == before
 

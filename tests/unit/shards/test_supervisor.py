@@ -17,7 +17,6 @@ import pytest
 
 from broker.config import load_config
 from broker.rpc.port import GrpcPort
-from broker.rpc.unread_marks import marked_unread, ready_line
 from broker.runtime.notify import ServiceNotifier
 from broker.settings import UNIX
 from broker.shards import supervisor
@@ -42,7 +41,6 @@ class Supervised:
 
     def __init__(self, folder: str, **settings: Any) -> None:
         self.reasons: list[str | None] = ["starting", None]
-        self.ready_line = "ok"
         self.scrapes = 0
         self.may_answer = asyncio.Event()
         config = broker_config(
@@ -65,7 +63,7 @@ class Supervised:
             await self.may_answer.wait()
             return b"up 1\n"
 
-        http = HttpServer(address, metrics, lambda: self.reasons[number], ready_line=lambda: self.ready_line)
+        http = HttpServer(address, metrics, lambda: self.reasons[number])
         http.listen()
         return http
 
@@ -98,22 +96,6 @@ async def test_metrics_are_those_of_all_processes_also_of_one_that_is_not_ready(
     page = await supervised.supervisor._share_metrics()
     assert b'up{shard="0"} 1\n' in page
     assert b'up{shard="1"} 1\n' in page
-
-
-async def test_the_front_ends_calls_that_a_shard_names(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named: list[tuple[int, frozenset[str]]] = []
-    monkeypatch.setattr(
-        supervised.supervisor._front,
-        "end_unread",
-        lambda number, marks: named.append((number, marks)) if marks else None,
-    )
-    with marked_unread("17"), marked_unread("4"):
-        supervised.ready_line = ready_line()
-    await eventually(lambda: bool(named))
-    assert named[0] == (1, frozenset({"4", "17"}))
-    assert ready_line() == "ok"
 
 
 async def test_scrapes_at_the_same_time_share_one_page(supervised: Supervised) -> None:
