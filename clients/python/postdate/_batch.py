@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, cast
+from itertools import accumulate
+from typing import NamedTuple, Protocol, cast
 
-from postdate._numbering import refuse_number
-from postdate._time import duration_ms, epoch_ms
+from postdate._encode import check_properties, encode_messages, encode_payloads, encode_times, framed
+from postdate._numbering import Numbering, refuse_number
 from postdate.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -23,7 +24,7 @@ from postdate.errors import (
     PostdateError,
 )
 from postdate.model import IdRange, MessageId, OutgoingMessage, Receipt
-from postdate_api.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import producer_pb2
 
 # What a message weighs besides its payload and its texts, for limits in bytes: an estimate.
 MESSAGE_OVERHEAD_BYTES = 48
@@ -31,17 +32,44 @@ MESSAGE_OVERHEAD_BYTES = 48
 _GUILTY = re.compile(r"messages\[(\d+)\]")
 
 
+class Destination(NamedTuple):
+    """Fields of a request besides its messages."""
+
+    topic: str
+    producer_name: str
+    replace: bool
+
+    def request(self, messages: bytes, request_id: int) -> bytes:
+        """A ProduceRequest with messages that are encoded already."""
+        head = producer_pb2.ProduceRequest(topic=self.topic)
+        tail = producer_pb2.ProduceRequest(
+            producer_name=self.producer_name, request_id=request_id, replace=self.replace
+        )
+        return b"".join((head.SerializeToString(), messages, tail.SerializeToString()))
+
+
 class Batch(Protocol):
     """A batch as the pipeline knows it."""
 
-    request: producer_pb2.ProduceRequest
+    destination: Destination
+    request_id: int
+    """0 until it is written."""
     deadline: float
     unsure: bool
     """True once it was written and lost its answer, so that it may be stored."""
 
     @property
+    def count(self) -> int:
+        """Messages in it."""
+        ...
+
+    @property
     def abandoned(self) -> bool:
         """Tell whether nobody waits for it any more."""
+        ...
+
+    def encode(self) -> bytes:
+        """The request as the wire has it."""
         ...
 
     def stored(self, ranges: Sequence[IdRange]) -> None:
@@ -58,32 +86,61 @@ class Batch(Protocol):
 class SharedBatch:
     """A batch gathered from many `send` calls, each with a future of its own."""
 
-    __slots__ = ("deadline", "futures", "request", "schedule_keys", "size", "unsure")
+    __slots__ = (
+        "deadline",
+        "destination",
+        "futures",
+        "last_sequence_id",
+        "messages",
+        "request_id",
+        "schedule_keys",
+        "size",
+        "unsure",
+    )
 
-    def __init__(self, empty: producer_pb2.ProduceRequest) -> None:
-        self.request = empty
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self.request_id = 0
         self.deadline = 0.0
         self.unsure = False
         self.size = 0
+        self.last_sequence_id = 0
         self.schedule_keys: set[str] | None = None
+        self.messages: list[bytes] = []
         self.futures: list[asyncio.Future[Receipt]] = []
 
-    def add(self, message: message_pb2.Message, size: int, future: asyncio.Future[Receipt]) -> None:
-        self.request.messages.append(message)
-        if message.schedule_key:
+    def add(
+        self,
+        message: bytes,
+        size: int,
+        schedule_key: str,
+        sequence_id: int | None,
+        future: asyncio.Future[Receipt],
+    ) -> None:
+        self.messages.append(message)
+        if schedule_key:
             if self.schedule_keys is None:
                 self.schedule_keys = set()
-            self.schedule_keys.add(message.schedule_key)
+            self.schedule_keys.add(schedule_key)
+        if sequence_id is not None:
+            self.last_sequence_id = sequence_id
         self.size += size
         self.futures.append(future)
 
     def rises_to(self, sequence_id: int) -> bool:
         """Tell whether a message with this id may come next: within a batch the broker wants them to rise."""
-        return not self.futures or sequence_id > self.request.messages[-1].sequence_id
+        return not self.futures or sequence_id > self.last_sequence_id
 
     def has_schedule_key(self, schedule_key: str) -> bool:
         """Tell whether a message with this key has to go in another batch: the broker takes each once in one."""
         return self.schedule_keys is not None and schedule_key in self.schedule_keys
+
+    @property
+    def count(self) -> int:
+        return len(self.messages)
+
+    def encode(self) -> bytes:
+        return self.destination.request(framed(self.messages), self.request_id)
 
     @property
     def abandoned(self) -> bool:
@@ -120,11 +177,10 @@ class SharedBatch:
 
     def _part(self, *bounds: int) -> SharedBatch:
         """The messages between pairs of bounds, as a batch of their own."""
-        part = SharedBatch(_like(self.request))
-        request = part.request
+        part = SharedBatch(self.destination)
         part.deadline = self.deadline
         for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-            request.messages.extend(self.request.messages[start:end])
+            part.messages += self.messages[start:end]
             part.futures += self.futures[start:end]
         return part
 
@@ -135,14 +191,20 @@ class ListBatch:
     `offset` is the place of its first message in the caller's list.
     """
 
-    __slots__ = ("deadline", "future", "offset", "request", "unsure")
+    __slots__ = ("count", "deadline", "destination", "future", "messages", "offset", "request_id", "unsure")
 
-    def __init__(self, request: producer_pb2.ProduceRequest, offset: int) -> None:
-        self.request = request
+    def __init__(self, destination: Destination, messages: bytes, count: int, *, offset: int) -> None:
+        self.destination = destination
+        self.messages = messages
+        self.count = count
         self.offset = offset
+        self.request_id = 0
         self.deadline = 0.0
         self.unsure = False
         self.future: asyncio.Future[Sequence[IdRange]] = asyncio.get_running_loop().create_future()
+
+    def encode(self) -> bytes:
+        return self.destination.request(self.messages, self.request_id)
 
     @property
     def abandoned(self) -> bool:
@@ -163,135 +225,75 @@ class ListBatch:
         _fail(self.future, error)
 
 
-def fill(
-    message: message_pb2.Message,
-    key: str,
-    properties: Mapping[str, str] | None,
+def list_batches(
+    messages: Iterable[bytes | OutgoingMessage],
+    destination: Destination,
+    *,
     deliver_at: datetime | None,
     deliver_after: timedelta | None,
-    schedule_key: str,
-    ttl: timedelta | None,
-    event_time: datetime | None,
+    numbering: Numbering | None,
     traceparent: str,
-) -> None:
-    """Set what a message has besides its payload; most have little, so ask before setting."""
-    if deliver_at is not None:
-        if deliver_after is not None:
-            raise ValueError("give deliver_at or deliver_after, not both")
-        message.deliver_at_ms = epoch_ms(deliver_at, "deliver_at")
-    elif deliver_after is not None:
-        message.deliver_after_ms = duration_ms(deliver_after, "deliver_after")
-    if ttl is not None:
-        message.ttl_ms = duration_ms(ttl, "ttl")
-        if not ttl:
-            raise ValueError("ttl is zero, which nothing outlives; leave it out for the topic's own")
-    if event_time is not None:
-        message.event_time_ms = epoch_ms(event_time, "event_time")
-    try:
-        if key:
-            message.key = key
-        if properties:
-            message.properties.update(properties)
-        if schedule_key:
-            message.schedule_key = schedule_key
-        if traceparent:
-            message.traceparent = traceparent
-    except (TypeError, ValueError, AttributeError):
-        # protobuf does not say which; asking beforehand would cost every message what only these few deserve.
-        _check_texts(key=key, schedule_key=schedule_key, traceparent=traceparent)
-        _check_properties(properties)
-        raise
-
-
-def list_requests(
-    messages: Iterable[bytes | OutgoingMessage],
-    empty: producer_pb2.ProduceRequest,
-    shared: message_pb2.Message,
-    number: Callable[[int | None], int] | None,
-    *,
     messages_max: int,
     bytes_max: int,
-) -> list[producer_pb2.ProduceRequest]:
-    """The requests that carry a list; `shared` holds the times of the messages given as bytes.
+) -> list[ListBatch]:
+    """The batches that carry a list. The times are those of the messages that are given as bytes.
 
-    `number` gives a message its sequence id, if the producer has a name.
+    Messages without a traceparent get this one.
     """
-    requests: list[producer_pb2.ProduceRequest] = []
-    request = _like(empty)
-    add = request.messages.add
-    count = size = 0
-    at_ms, after_ms = shared.deliver_at_ms, shared.deliver_after_ms
-    for message in messages:
-        # Building in the C library's `add` costs 0.4 us; a Message of one's own, appended, twice that.
-        if isinstance(message, OutgoingMessage):
-            weight = len(message.payload) + MESSAGE_OVERHEAD_BYTES
-            if message.properties:
-                weight += properties_bytes(message.properties)
+    times = encode_times(deliver_at, deliver_after)
+    listed = list(messages)
+    batches: list[ListBatch] = []
+    start = 0
+    while start < len(listed):
+        part = listed[start : start + messages_max]
+        if set(map(type, part)) == {bytes}:
+            payloads = cast(list[bytes], part)
+            count = _fitting(list(map(len, payloads)), bytes_max)
+            sequence_ids = numbering.numbers([None] * count) if numbering is not None else None
+            encoded = encode_payloads(payloads[:count], times, sequence_ids, traceparent)
         else:
-            weight = len(message) + MESSAGE_OVERHEAD_BYTES
-        if count == messages_max or (size + weight > bytes_max and count):
-            requests.append(request)
-            request = _like(empty)
-            add = request.messages.add
-            count = size = 0
-        count += 1
-        size += weight
-        if isinstance(message, OutgoingMessage):
-            if number is not None:
-                added = add(payload=message.payload, sequence_id=number(message.sequence_id))
-            elif message.sequence_id is None:
-                added = add(payload=message.payload)
-            else:
+            whole = [
+                each
+                if isinstance(each, OutgoingMessage)
+                else OutgoingMessage(each, deliver_at=deliver_at, deliver_after=deliver_after)
+                for each in part
+            ]
+            count = _fitting(_sizes(whole), bytes_max)
+            given = [message.sequence_id for message in whole[:count]]
+            if numbering is None and given.count(None) < count:
                 refuse_number()
-            fill(
-                added,
-                message.key,
-                message.properties,
-                message.deliver_at,
-                message.deliver_after,
-                message.schedule_key,
-                message.ttl,
-                message.event_time,
-                message.traceparent,
-            )
-        elif number is not None:
-            add(payload=message, deliver_at_ms=at_ms, deliver_after_ms=after_ms, sequence_id=number(None))
-        else:
-            add(payload=message, deliver_at_ms=at_ms, deliver_after_ms=after_ms)
-    if count:
-        requests.append(request)
-    return requests
+            sequence_ids = numbering.numbers(given) if numbering is not None else None
+            encoded = encode_messages(whole[:count], sequence_ids, traceparent)
+        batches.append(ListBatch(destination, encoded, count, offset=start))
+        start += count
+    return batches
+
+
+def _sizes(messages: Sequence[OutgoingMessage]) -> Sequence[int]:
+    sizes = [len(message.payload) for message in messages]
+    properties = [message.properties for message in messages]
+    if any(properties):
+        return [
+            size + properties_bytes(some) if some else size
+            for size, some in zip(sizes, properties, strict=True)
+        ]
+    return sizes
+
+
+def _fitting(sizes: Sequence[int], bytes_max: int) -> int:
+    """Return how many messages of these sizes, from the first on, go in one batch: one at least."""
+    if sum(sizes) + len(sizes) * MESSAGE_OVERHEAD_BYTES <= bytes_max:
+        return len(sizes)
+    totals = accumulate(size + MESSAGE_OVERHEAD_BYTES for size in sizes)
+    return max(1, sum(1 for total in totals if total <= bytes_max))
 
 
 def properties_bytes(properties: Mapping[str, str]) -> int:
     try:
         return sum(len(name) + len(value) + 8 for name, value in properties.items())
     except (TypeError, AttributeError):
-        _check_properties(properties)
+        check_properties(properties)
         raise
-
-
-def _check_properties(properties: object) -> None:
-    if not isinstance(properties, Mapping):
-        raise TypeError(f"properties must be a mapping of str to str, not {type(properties).__name__}")
-    for name, value in cast(Mapping[object, object], properties).items():
-        _check_texts(**{f"a name in properties, {name!r},": name, f"properties[{name!r}]": value})
-
-
-def _check_texts(**texts: object) -> None:
-    for field, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"{field} must be a str, not {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{field} cannot be sent as UTF-8: {error}") from None
-
-
-def _like(empty: producer_pb2.ProduceRequest) -> producer_pb2.ProduceRequest:
-    return producer_pb2.ProduceRequest(
-        topic=empty.topic, producer_name=empty.producer_name, replace=empty.replace
-    )
 
 
 def _guilty(error: PostdateError) -> int | None:

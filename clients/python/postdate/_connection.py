@@ -15,7 +15,13 @@ from google.protobuf.message import Message as Proto
 from postdate._status import error_from_rpc
 from postdate.credentials import Credentials
 from postdate.errors import Disconnected, PostdateError, Unavailable
-from postdate_api.v1 import admin_pb2_grpc, consumer_pb2_grpc, producer_pb2_grpc, schedule_pb2_grpc
+from postdate_api.v1 import (
+    admin_pb2_grpc,
+    consumer_pb2_grpc,
+    producer_pb2,
+    producer_pb2_grpc,
+    schedule_pb2_grpc,
+)
 
 _log = logging.getLogger("postdate")
 
@@ -23,6 +29,7 @@ CONNECT_S = 5.0
 """Time of one attempt to connect."""
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
+_PRODUCE_STREAM = f"/{producer_pb2.DESCRIPTOR.services_by_name['ProducerService'].full_name}/ProduceStream"
 _EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
 
 _CHANNEL_OPTIONS = (
@@ -42,7 +49,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-RequestT = TypeVar("RequestT", bound=Proto)
+RequestT = TypeVar("RequestT", bound=Proto | bytes)
 ResponseT = TypeVar("ResponseT", bound=Proto)
 
 
@@ -128,6 +135,12 @@ class Connection:
         self.left: asyncio.Event = asyncio.Event()
         """Set once another node is known to own the shard."""
         self.producer: Any = _stub(producer_pb2_grpc.ProducerServiceStub, self.channel)
+        # Batches are encoded when they are made, so this takes bytes.
+        self.producer.ProduceStream = self.channel.stream_stream(
+            _PRODUCE_STREAM,
+            request_serializer=None,
+            response_deserializer=producer_pb2.ProduceResponse.FromString,
+        )
         self.consumer: Any = _stub(consumer_pb2_grpc.ConsumerServiceStub, self.channel)
         self.admin: Any = _stub(admin_pb2_grpc.AdminServiceStub, self.channel)
         self.schedule: Any = _stub(schedule_pb2_grpc.ScheduleServiceStub, self.channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 SEQUENCE_ID_MAX = 2**64 - 1
@@ -38,6 +39,16 @@ class Numbering:
             return given
         self._next += 1
         return self._next
+
+    def numbers(self, given: Sequence[int | None]) -> Sequence[int]:
+        """The sequence ids of the next messages, of which there is one at least."""
+        first = self.number(given[0])
+        if self._given:
+            return [first, *map(self.number, given[1:])]
+        if given.count(None) < len(given):
+            self.number(next(each for each in given if each is not None))  # which refuses it
+        self._next += len(given) - 1
+        return range(first, first + len(given))
 
 
 def refuse_number() -> NoReturn:

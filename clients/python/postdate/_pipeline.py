@@ -47,7 +47,7 @@ _LOOK_S = 3.0  # without an answer, before it is asked whether there is another 
 _REMEMBERED_MAX = 10_000  # the broker's `dedup_entries`, unless a topic has its own
 _log = logging.getLogger("postdate")
 
-ProduceCall = Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]
+ProduceCall = Stream[bytes, producer_pb2.ProduceResponse]
 
 
 class Pipeline:
@@ -164,10 +164,10 @@ class Pipeline:
             if batch.abandoned:
                 self._settled()
                 continue
-            batch.request.request_id = self._next_request_id
+            batch.request_id = self._next_request_id
             self._next_request_id += 1
             self._in_flight.append(batch)  # from here on its fate is the broker's (PIPELINE-3)
-            if not await call.write(batch.request):
+            if not await call.write(batch.encode()):
                 return
 
     async def _watch(self) -> None:
@@ -185,10 +185,10 @@ class Pipeline:
 
     def _is_remembered(self, batch: Batch) -> bool:
         """Tell whether the broker would remember all that is in flight, with this batch (PIPELINE-5)."""
-        if not batch.request.producer_name or not self._in_flight:
+        if not batch.destination.producer_name or not self._in_flight:
             return True
-        count = sum(len(each.request.messages) for each in self._in_flight)
-        return count + len(batch.request.messages) <= _REMEMBERED_MAX
+        count = sum(each.count for each in self._in_flight)
+        return count + batch.count <= _REMEMBERED_MAX
 
     async def _wait_work(self, at_most_s: float = 0.0) -> None:
         self._work.clear()
@@ -200,7 +200,7 @@ class Pipeline:
             await self._work.wait()
 
     def _settle(self, response: producer_pb2.ProduceResponse) -> None:
-        if not self._in_flight or self._in_flight[0].request.request_id != response.request_id:
+        if not self._in_flight or self._in_flight[0].request_id != response.request_id:
             raise Internal(f"the broker answered request {response.request_id}, which is not the oldest")
         batch = self._in_flight.popleft()
         if response.HasField("error"):
@@ -229,7 +229,7 @@ class Pipeline:
         # before it if each went to the front, so it goes behind those refused before it.
         self._not_before = max(self._not_before, self._loop.time() + pause_s)
         place = 0
-        while place < len(self._queue) and self._queue[place].request.request_id:
+        while place < len(self._queue) and self._queue[place].request_id:
             place += 1
         self._queue.insert(place, batch)
 
@@ -264,13 +264,13 @@ class Pipeline:
 
         All others too, if it is sure that nobody has stored them: they met a node that does not own the topic.
         """
-        taken = [batch for batch in self._in_flight if is_sure or batch.request.producer_name]
+        taken = [batch for batch in self._in_flight if is_sure or batch.destination.producer_name]
         for batch in taken:
             batch.unsure = batch.unsure or not is_sure
             self._in_flight.remove(batch)
-        again = [*taken, *(batch for batch in self._queue if batch.request.request_id)]
-        again.sort(key=lambda batch: batch.request.request_id)
-        self._queue = deque([*again, *(batch for batch in self._queue if not batch.request.request_id)])
+        again = [*taken, *(batch for batch in self._queue if batch.request_id)]
+        again.sort(key=lambda batch: batch.request_id)
+        self._queue = deque([*again, *(batch for batch in self._queue if not batch.request_id)])
 
     def _fail_in_flight(self, error: PostdateError) -> None:
         while self._in_flight:

@@ -168,9 +168,7 @@ class Rpc:
     def backoff(self) -> Backoff:
         return Backoff(self._rng, longest_s=_BACKOFF_S) if self.is_routed else Backoff(self._rng)
 
-    async def open_produce(
-        self, topic: str
-    ) -> Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]:
+    async def open_produce(self, topic: str) -> Stream[bytes, producer_pb2.ProduceResponse]:
         return await self._open(self.producer.ProduceStream, topic)
 
     async def open_subscribe(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LAST = datetime.max.replace(tzinfo=UTC)
-_DURATION_MS_MAX = 2**53 - 1
+DURATION_MS_MAX = 2**53 - 1
 
 
 def epoch_ms(moment: datetime, field: str) -> int:
@@ -35,7 +35,7 @@ def duration_ms(span: timedelta, field: str) -> int:
         raise ValueError(f"{field} is negative")
     whole, rest = divmod(span, _MS)
     ms = whole + bool(rest)
-    if ms > _DURATION_MS_MAX:
+    if ms > DURATION_MS_MAX:
         raise ValueError(f"{field} is too long: the broker knows times up to 2**53 - 1 milliseconds")
     return ms
 
@@ -46,7 +46,7 @@ def shift_ms(shift: timedelta, field: str) -> int:
         raise TypeError(f"{field} must be a timedelta, not {type(shift).__name__}")
     whole, rest = divmod(shift, _MS)
     ms = whole + bool(rest)
-    if abs(ms) > _DURATION_MS_MAX:
+    if abs(ms) > DURATION_MS_MAX:
         raise ValueError(f"{field} is too long: the broker knows times up to 2**53 - 1 milliseconds")
     return ms
 

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from postdate.model import Receipt
-from postdate_api.v1 import message_pb2, producer_pb2
 
 
 class SendTracing(Protocol):
     """A listener that is told of messages that are sent."""
 
-    def sent(self, topic: str, message: message_pb2.Message, answer: asyncio.Future[Receipt]) -> None:
-        """One message is about to leave; give it a traceparent unless it has one."""
+    def sent(self, topic: str, payload_bytes: int, schedule_key: str, answer: asyncio.Future[Receipt]) -> str:
+        """One message is about to leave; returns the traceparent that it is to have unless it has one."""
+        ...
 
-    def sending_many(
-        self, topic: str, requests: Sequence[producer_pb2.ProduceRequest]
-    ) -> AbstractContextManager[None]:
-        """Around the sending of a list, whose messages are given a traceparent unless they have one."""
+    def sending_many(self, topic: str, count: int) -> AbstractContextManager[str]:
+        """Around the sending of a list, whose messages are to have this traceparent unless they have one."""
         ...
 
 
 tracing: SendTracing | None = None
+
+
+def sending_many(topic: str, messages: Sequence[object]) -> AbstractContextManager[str]:
+    """As `SendTracing.sending_many`; without tracing there is no traceparent."""
+    return nullcontext("") if tracing is None else tracing.sending_many(topic, len(messages))

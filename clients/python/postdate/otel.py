@@ -12,7 +12,7 @@ Needs the API alone: pip install 'postdate[otel]'. Which spans are kept, and whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
@@ -33,7 +33,6 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from postdate.message import Message
     from postdate.model import Receipt
-    from postdate_api.v1 import message_pb2, producer_pb2
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -56,28 +55,21 @@ class _Spans:
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = trace.get_tracer("postdate", _version(), provider)
 
-    def sent(self, topic: str, message: message_pb2.Message, answer: asyncio.Future[Receipt]) -> None:
+    def sent(self, topic: str, payload_bytes: int, schedule_key: str, answer: asyncio.Future[Receipt]) -> str:
         span = self._start_send(topic)
         if span.is_recording():
-            span.set_attribute("messaging.message.body.size", len(message.payload))
-            if message.schedule_key:
-                span.set_attribute("postdate.schedule_key", message.schedule_key)
-        message.traceparent = message.traceparent or _traceparent(span)
+            span.set_attribute("messaging.message.body.size", payload_bytes)
+            if schedule_key:
+                span.set_attribute("postdate.schedule_key", schedule_key)
         answer.add_done_callback(partial(_end_send, span))
+        return _traceparent(span)
 
     @contextmanager
-    def sending_many(
-        self, topic: str, requests: Sequence[producer_pb2.ProduceRequest]
-    ) -> Generator[None, None, None]:
+    def sending_many(self, topic: str, count: int) -> Generator[str, None, None]:
         span = self._start_send(topic)
-        span.set_attribute("messaging.batch.message_count", sum(len(each.messages) for each in requests))
-        traceparent = _traceparent(span)
-        for request in requests if traceparent else ():
-            for message in request.messages:
-                if not message.traceparent:
-                    message.traceparent = traceparent
+        span.set_attribute("messaging.batch.message_count", count)
         try:
-            yield
+            yield _traceparent(span)
         except BaseException as error:
             _fail(span, error)
             raise

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -28,7 +27,6 @@ from postdate.message import Message
 from postdate.model import MessageId, OutgoingMessage, Receipt, Receipts, SubscriptionType
 from postdate.producer import Producer
 from postdate.subscription import PERMITS, Subscription, run_permits
-from postdate_api.v1 import producer_pb2
 
 PARTITIONS_MAX = 1000
 
@@ -163,22 +161,23 @@ class PartitionedProducer:
             else:
                 place = shared = self._place("", None) if shared is None else shared
             parts.setdefault(place, []).append(index)
-        # All of them are looked at before the first is sent, so that what makes no sense sends nothing.
-        ready = [
-            (
-                producer := self._producers[place],
-                producer.prepare(
-                    [messages[index] for index in indexes],
-                    deliver_at=deliver_at,
-                    deliver_after=deliver_after,
-                    replace=replace,
-                ),
-            )
-            for place, indexes in parts.items()
-        ]
-        with _sending(self.topic, [request for _, requests in ready for request in requests]):
+        with _trace.sending_many(self.topic, messages) as traceparent:
+            # All of them are looked at before the first is sent, so that what makes no sense sends nothing.
+            ready = [
+                (
+                    producer := self._producers[place],
+                    producer.prepare(
+                        [messages[index] for index in indexes],
+                        deliver_at=deliver_at,
+                        deliver_after=deliver_after,
+                        replace=replace,
+                        traceparent=traceparent,
+                    ),
+                )
+                for place, indexes in parts.items()
+            ]
             # All leave in this step: numbers and order are those in which the lists were sent.
-            waits = [producer.submit(requests) for producer, requests in ready]
+            waits = [producer.submit(batches) for producer, batches in ready]
             outcomes = await asyncio.gather(*waits, return_exceptions=True)
         _raise_failures(outcomes)
         receipts: list[PartitionReceipt | None] = [None] * len(messages)
@@ -358,10 +357,6 @@ async def _all(works: Iterable[Awaitable[object]]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-def _sending(topic: str, requests: Sequence[producer_pb2.ProduceRequest]) -> AbstractContextManager[object]:
-    return nullcontext() if _trace.tracing is None else _trace.tracing.sending_many(topic, requests)
 
 
 def _receipt(topic: str, receipt: Receipt) -> PartitionReceipt:

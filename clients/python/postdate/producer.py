@@ -12,18 +12,18 @@ from typing import Any
 from postdate import _trace
 from postdate._batch import (
     MESSAGE_OVERHEAD_BYTES,
+    Destination,
     ListBatch,
     SharedBatch,
-    fill,
-    list_requests,
+    list_batches,
     properties_bytes,
 )
+from postdate._encode import encode_message, encode_traceparent
 from postdate._numbering import Numbering, refuse_number
 from postdate._pipeline import Pipeline
 from postdate._rpc import Rpc
 from postdate.errors import Closed, PartlyStored, PostdateError
 from postdate.model import IdRange, OutgoingMessage, Receipt, Receipts
-from postdate_api.v1 import message_pb2, producer_pb2
 
 
 class Producer:
@@ -67,11 +67,8 @@ class Producer:
         self._messages_max = batch_messages_max
         self._bytes_max = batch_bytes_max
         self._in_flight_max = in_flight_max
-        self._empty = producer_pb2.ProduceRequest(topic=topic, producer_name=producer_name or "")
+        self._destination = Destination(topic, producer_name or "", replace=False)
         self._numbering = Numbering(time.time_ns()) if producer_name else None
-        self._replacing = producer_pb2.ProduceRequest(
-            topic=topic, producer_name=producer_name or "", replace=True
-        )
         self._pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: SharedBatch | None = None
@@ -119,21 +116,33 @@ class Producer:
         No two messages of a topic wait under one `schedule_key`: the second one raises `AlreadyExists`, or
         takes the place of the first one in the same step, with `replace`.
         """
-        message = message_pb2.Message(payload=payload)
-        fill(message, key, properties, deliver_at, deliver_after, schedule_key, ttl, event_time, traceparent)
+        if not isinstance(payload, bytes):
+            raise TypeError(f"payload must be bytes, not {type(payload).__name__}")
         size = len(payload) + MESSAGE_OVERHEAD_BYTES
         if properties:
             size += properties_bytes(properties)
         pipeline, loop = self._started()
-        batch = self._gathering
         if self._numbering is not None:
-            message.sequence_id = self._numbering.number(sequence_id)
+            sequence_id = self._numbering.number(sequence_id)
         elif sequence_id is not None:
             refuse_number()
+        message = encode_message(
+            payload,
+            key=key,
+            properties=properties,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            schedule_key=schedule_key,
+            ttl=ttl,
+            sequence_id=sequence_id,
+            event_time=event_time,
+            traceparent=traceparent,
+        )
+        batch = self._gathering
         if batch is not None and (
             batch.size + size > self._bytes_max
             or (sequence_id and not batch.rises_to(sequence_id))
-            or batch.request.replace != replace
+            or batch.destination.replace != replace
             or (schedule_key and batch.has_schedule_key(schedule_key))
         ):
             self._seal()
@@ -142,9 +151,11 @@ class Producer:
             batch = self._begin(pipeline, loop, replace)
         future: asyncio.Future[Receipt] = loop.create_future()
         if _trace.tracing is not None:
-            _trace.tracing.sent(self.topic, message, future)
-        batch.add(message, size, future)
-        if len(batch.futures) >= self._messages_max or batch.size >= self._bytes_max:
+            added = _trace.tracing.sent(self.topic, len(payload), schedule_key, future)
+            if not traceparent:
+                message += encode_traceparent(added)
+        batch.add(message, size, schedule_key, sequence_id, future)
+        if batch.count >= self._messages_max or batch.size >= self._bytes_max:
             self._seal()
         return await future
 
@@ -164,42 +175,44 @@ class Producer:
         `PartlyStored` says how many messages were and why the others are not known to be.
         With `replace` messages that wait under the schedule keys of these give way to them.
         """
-        requests = self.prepare(messages, deliver_at=deliver_at, deliver_after=deliver_after, replace=replace)
-        if _trace.tracing is None:
-            return await self.submit(requests)
-        with _trace.tracing.sending_many(self.topic, requests):
-            return await self.submit(requests)
+        with _trace.sending_many(self.topic, messages) as traceparent:
+            return await self.submit(
+                self.prepare(
+                    messages,
+                    deliver_at=deliver_at,
+                    deliver_after=deliver_after,
+                    replace=replace,
+                    traceparent=traceparent,
+                )
+            )
 
     def prepare(
         self,
-        messages: Sequence[bytes] | Sequence[OutgoingMessage] | Sequence[bytes | OutgoingMessage],
+        messages: Sequence[bytes | OutgoingMessage],
         *,
         deliver_at: datetime | None,
         deliver_after: timedelta | None,
         replace: bool,
-    ) -> Sequence[producer_pb2.ProduceRequest]:
+        traceparent: str,
+    ) -> Sequence[ListBatch]:
         """For `PartitionedProducer`: what `send_many` sends, checked and numbered. `submit` has to follow at once."""
-        shared = message_pb2.Message()
-        fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
         self._started()
-        return list_requests(
+        return list_batches(
             messages,
-            self._replacing if replace else self._empty,
-            shared,
-            self._numbering.number if self._numbering is not None else None,
+            self._destination._replace(replace=replace),
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            numbering=self._numbering,
+            traceparent=traceparent,
             messages_max=self._messages_max,
             bytes_max=self._bytes_max,
         )
 
-    def submit(self, requests: Sequence[producer_pb2.ProduceRequest]) -> Coroutine[Any, Any, Receipts]:
+    def submit(self, batches: Sequence[ListBatch]) -> Coroutine[Any, Any, Receipts]:
         """For `PartitionedProducer`: send them; what it returns waits until they are stored."""
         pipeline, _ = self._started()
         self._seal()  # what was sent before goes before
-        batches: list[ListBatch] = []
-        offset = 0
-        for request in requests:
-            batches.append(batch := ListBatch(request, offset))
-            offset += len(request.messages)
+        for batch in batches:
             pipeline.submit(batch)
         return self._stored(batches)
 
@@ -235,11 +248,7 @@ class Producer:
         return self._pipeline, self._loop
 
     def _begin(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop, replace: bool) -> SharedBatch:
-        batch = SharedBatch(
-            producer_pb2.ProduceRequest(
-                topic=self.topic, producer_name=self._empty.producer_name, replace=replace
-            )
-        )
+        batch = SharedBatch(self._destination._replace(replace=replace))
         self._gathering = batch
         self._overdue = False
         if pipeline.idle or self._linger_s <= 0:

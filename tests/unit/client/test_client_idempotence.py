@@ -191,6 +191,6 @@ async def test_no_more_is_in_flight_than_the_broker_remembers(
         await broker.wait(lambda: bool(broker.requests))
         await asyncio.sleep(0.05)  # in which a third batch would leave
         assert producer._pipeline is not None
-        assert [len(batch.request.messages) for batch in producer._pipeline._in_flight] == [4_000, 4_000]
+        assert [batch.count for batch in producer._pipeline._in_flight] == [4_000, 4_000]
         broker.knobs.hold_answers.set()
         assert len(await sending) == 12_000
