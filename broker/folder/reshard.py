@@ -277,6 +277,7 @@ class Reshard:
             self.copied_bytes += copy.copied_bytes
         lsn = plan.root.checkpoint_lsn
         exhaust(JournalCopy(vfs, "", target.journal, lsn + 1, lsn, _SEGMENT_BYTES).steps())
+        # Without a file no topic of the folder deals with absences.
         alive = [found for folder in self._folders if (found := _read_alive(vfs, Layout(folder))) is not None]
         if alive:
             write_alive(vfs, target.alive, common_absences(alive), durable=True)
@@ -301,6 +302,7 @@ def _read_closed(vfs: Vfs, layout: Layout) -> Manifests:
 
 
 def _read_alive(vfs: Vfs, layout: Layout) -> Alive | None:
-    with contextlib.suppress(Corrupt):  # as at a start: what the root says counts then
+    try:
         return read_alive(vfs, layout.alive)
-    return None
+    except Corrupt:  # as at a start: what the root says counts then, and in doubt nobody was away
+        return Alive(0)

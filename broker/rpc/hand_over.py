@@ -11,6 +11,7 @@ from broker.errors import NotFound, Refused
 from broker.folder.broker import Broker
 from broker.observe.cluster_view import ViewCluster
 from broker.rpc.audit import CONTEXT
+from broker.rpc.call_metadata import DIRECT
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.rpc.tls import channel_to_node
 from broker.settings import ConfigError
@@ -45,12 +46,17 @@ class HandOver:
         self._resign_to(to)
 
     async def _ask(self, node: str, address: str) -> admin_pb2.GetClusterResponse:
-        """Return what a node says of the cluster, asked with the token of the caller."""
+        """Return what a node itself knows of the cluster, asked with the token of the caller.
+
+        Marked as direct: without that a node with several shards tells what others know as well, its epochs among it.
+        """
         try:
             async with channel_to_node(self._broker.config, address)(()) as channel:
                 stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
                 answer: admin_pb2.GetClusterResponse = await stub.GetCluster(
-                    admin_pb2.GetClusterRequest(), timeout=_ANSWER_SECONDS, metadata=_token()
+                    admin_pb2.GetClusterRequest(),
+                    timeout=_ANSWER_SECONDS,
+                    metadata=(*_token(), (DIRECT, "1")),
                 )
                 return answer
         except grpc.aio.AioRpcError as error:

@@ -31,7 +31,7 @@ from broker.rpc.shard_owners import ClusterShards
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import File, LocalVfs
 from broker.settings import ConfigError, split_address
-from broker.shards.supervisor import Command, ShardSupervisor
+from broker.shards.supervisor import Command, ShardSupervisor, process_stop_seconds
 from broker.storage.layout import Layout
 from broker.web.shard_http import ShardHttp
 from broker.web.source import ClusterSource, PageSource
@@ -132,7 +132,7 @@ class NodeSupervisor(ShardSupervisor):
         while (child := next((each for each in left if self._owns(each.number)), None)) is not None:
             left.remove(child)
             child.stop()
-            await asyncio.wait([running[child.number]], timeout=self._end_seconds)
+            await self._wait_end({child.number: running[child.number]})
             await self._wait_owner(child.number)
         await super()._stop_children(running)
 
@@ -177,5 +177,15 @@ class NodeSupervisor(ShardSupervisor):
 
     def _note_ended(self, number: int) -> None:
         super()._note_ended(number)
-        self._views[number] = self._views[number].of_standby()._replace(progress=())
+        # It follows nothing now, so that no owner hands the shard over to it.
+        self._views[number] = self._views[number].of_standby()._replace(progress=(), applied_time_ms=0)
         self._owners.follow()
+
+
+def stop_seconds_max(config: BrokerConfig, owned: int, owner_lease_ms: int) -> float:
+    """Return the time that a node takes to stop which owns so many shards and follows others, if no process ends.
+
+    What a supervisor of the node is to give it: `terminationGracePeriodSeconds`, `TimeoutStopSec`.
+    """
+    process_seconds = process_stop_seconds(config)
+    return owned * (process_seconds + owner_lease_ms / 1e3) + process_seconds

@@ -178,12 +178,7 @@ class ShardSupervisor:
         await self._front.drain()
         await self._stop_children(children)
         # Calls under way are passed on until their shard has ended them.
-        _, late = await asyncio.wait(children, timeout=self._end_seconds)
-        if late:
-            log.error("Shards did not end in time and are killed", shards=len(late))
-            for child in self._children:
-                child.kill()
-            await asyncio.wait(children)
+        await self._wait_end(dict(enumerate(children)))
         await self._supervisor.stop()
         if self._page is not None:
             self._page.cancel()
@@ -195,10 +190,15 @@ class ShardSupervisor:
         self._audit.flush()
         log.info("Stopped")
 
-    @property
-    def _end_seconds(self) -> float:
-        """Time for a process to drain and end."""
-        return self._config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
+    async def _wait_end(self, running: Mapping[int, asyncio.Task[None]]) -> None:
+        """Return when processes that were told to stop have ended: those that are late are killed, once for good."""
+        await asyncio.wait(running.values(), timeout=process_stop_seconds(self._config))
+        late = [number for number, task in running.items() if not task.done()]
+        if late:
+            log.error("Shards did not end in time and are killed", shards=late)
+            for number in late:
+                self._children[number].kill()
+            await asyncio.wait(running.values())
 
     def _note_ended(self, number: int) -> None:
         self._not_ready[number] = "its process has ended"
@@ -287,6 +287,11 @@ class ShardSupervisor:
         self._front.look_now()
         with suppress(ConfigError):  # the shards say what is wrong
             set_log_level(self._read_config().log_level)
+
+
+def process_stop_seconds(config: BrokerConfig) -> float:
+    """Return the time that the process of a shard has to drain and end, before it is killed."""
+    return config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
 
 
 def shard_command(

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from broker.config import SETTINGS
+from broker.config import SETTINGS, BrokerConfig
+from broker.shards.supervisor import process_stop_seconds
 from postdate.cli import cli as postdate_command
 from tests.programs import need_program
 from tools.replay_dockerfile import BASE_IMAGE, parse
@@ -85,6 +86,12 @@ def test_services_have_limits_and_time_to_stop(name):
     service = SERVICES[name]
     assert service.keys() >= {"mem_limit", "cpus", "pids_limit", "stop_grace_period", "logging", "restart"}
     assert "healthcheck" in service or name in ("nightly", "spark-worker")
+
+
+def test_the_broker_has_time_to_stop_also_with_several_shards():
+    """One of them may be frozen, and is killed at the end of that time."""
+    given = int(SERVICES["broker"]["stop_grace_period"].removesuffix("s"))
+    assert given > process_stop_seconds(BrokerConfig())
 
 
 @each_service

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from broker.config import SETTINGS, BrokerConfig
+from broker.shards.supervisor import process_stop_seconds
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
@@ -63,7 +64,8 @@ def test_the_broker_has_no_privileges():
 
 def test_the_broker_has_limits_and_time_to_stop():
     assert "memory" in BROKER["resources"]["limits"]
-    assert POD["terminationGracePeriodSeconds"] > BrokerConfig().drain_grace_ms / 1000
+    # Also of a broker with several shards, one of which is frozen.
+    assert POD["terminationGracePeriodSeconds"] > process_stop_seconds(BrokerConfig())
 
 
 def test_variables_that_kubernetes_invents_stay_away():

@@ -7,10 +7,14 @@ from typing import Any
 
 import yaml
 
+from broker.cli import main
 from broker.config import SETTINGS, BrokerConfig, parse_nodes
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
+from broker.shards.node_supervisor import stop_seconds_max
+from broker.shards.supervisor import process_stop_seconds
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes/cluster"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy/kubernetes/cluster"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 OBJECTS: list[dict[str, Any]] = [
     made
@@ -103,8 +107,19 @@ def test_each_node_has_a_volume_of_its_own():
 
 
 def test_there_is_time_for_a_hand_over():
+    assert "--shards" not in CREATE["command"], "several shards take longer"
     needed_ms = BrokerConfig().drain_grace_ms + 2 * OWNER_LEASE_MS_MAX
     assert POD["terminationGracePeriodSeconds"] * 1000 >= needed_ms
+
+
+def test_the_time_for_hand_overs_of_several_shards_is_told():
+    create: Any = main.commands["cluster"]
+    options = {option.name: option.default for option in create.commands["create"].params}
+    one, two = (stop_seconds_max(BrokerConfig(), owned, options["owner_lease_ms"]) for owned in (1, 2))
+    told = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    assert f"{one:.0f} s at most for a node that owns one shard, and {two - one:.0f} s more for each" in told
+    alone = " ".join((ROOT / "docs/shards.md").read_text().split())
+    assert f"{process_stop_seconds(BrokerConfig()):.0f} s with the defaults" in alone
 
 
 def test_what_is_no_matter_of_clusters_is_as_for_one_broker():

@@ -12,10 +12,12 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from broker.errors import Refused
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import call_metadata, forward, shard_front
 from broker.rpc.front import FrontHost
+from broker.rpc.hand_over import HandOver
 from broker.rpc.peers import Peers
 from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.shard_front import ShardFront
@@ -203,6 +205,33 @@ async def test_a_shard_that_a_client_names_changes_nothing(nodes: list[FrontOfNo
             ).reason == "NOT_OWNER"
         else:
             await within(nodes[0].wire.admin.GetTopic(admin_pb2.GetTopicRequest(name=A), metadata=marked))
+
+
+async def test_a_shard_is_handed_over_to_a_node_whose_own_process_has_read_of_the_owner(
+    nodes: list[FrontOfNode], monkeypatch: pytest.MonkeyPatch
+):
+    """The newest epoch, which the node heard of from others, says nothing of how far its process has read."""
+    a, b = nodes
+    resigned: list[str] = []
+    own = ClusterView("k", "a", a.nodes, 0, OwnerRoute(2, "a", a.grpc_address))
+    now_ms = SystemClock().now_ms()
+    read_by_process = 1
+
+    def views(is_alone: bool) -> list[ClusterView]:
+        epoch = read_by_process if is_alone else 2
+        return [
+            ClusterView("k", "b", b.nodes, shard, OwnerRoute(epoch), applied_time_ms=now_ms)
+            for shard in range(SHARDS)
+        ]
+
+    monkeypatch.setattr(b.front, "_view", views)
+    hand_over = HandOver(a.server.broker, lambda: own, resigned.append)
+    with pytest.raises(Refused, match="epoch 1 of 2") as caught:
+        await within(hand_over.move("b"))
+    assert (caught.value.reason, resigned) == ("NODE_NOT_FOLLOWING", [])
+    read_by_process = 2
+    await within(hand_over.move("b"))
+    assert resigned == ["b"]
 
 
 async def test_calls_end_once_their_shard_has_another_owner(nodes: list[FrontOfNode]):

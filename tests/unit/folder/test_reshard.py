@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from broker.cli import main
 from broker.errors import NotFound, PostdateError
+from broker.folder import reshard
 from broker.folder.recovery import Manifests, open_manifests
 from broker.folder.reshard import Reshard, common_absences, plan_reshard
 from broker.folder.shard_folders import open_shard_folders, read_shards, shard_folder
@@ -21,6 +22,7 @@ from broker.policy import SubscriptionPolicy
 from broker.runtime.vfs import LocalVfs
 from broker.storage.alive import ABSENCES_MAX, Absence, Alive, read_alive, write_alive
 from broker.storage.layout import Layout
+from broker.storage.manifest import BrokerImage
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topic_shards import ALL_TOPICS, ID_STRIDE, TopicShard, shard_of
@@ -220,6 +222,69 @@ def test_what_was_known_of_absences_goes_to_each_new_shard(tmp_path: Path) -> No
     for number in (0, 1):
         found = read_alive(VFS, Layout(shard_folder(folder, number)).alive)
         assert found == Alive(50, (Absence(10, 20),))
+
+
+def test_a_damaged_record_of_absences_is_of_a_shard_that_may_always_have_been_there(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    asyncio.run(reshard_folder(VFS, folder, 2))
+    write_alive(VFS, Layout(shard_folder(folder, 0)).alive, Alive(50, (Absence(10, 20),)), durable=True)
+    Path(Layout(shard_folder(folder, 1)).alive).write_bytes(b"damaged")
+    work = Reshard(VFS, folder, 1)
+    work.begin()
+    work.run()
+    work.close()
+    assert read_alive(VFS, Layout(folder).alive) == Alive(50)
+
+
+def test_a_new_shard_was_there_for_as_long_as_any_of_the_old_ones(tmp_path: Path) -> None:
+    root = BrokerImage("", 1, {}, 1, 1, 0)
+    sources = [Manifests(replace(root, last_alive_ms=alive_ms)) for alive_ms in (5, 9, 7)]
+    for shards in (1, 2):
+        assert {plan.root.last_alive_ms for plan in plan_reshard(sources, shards)} == {9}
+
+
+@pytest.mark.parametrize("kind", ["topics", "ledgers"])
+def test_either_kind_of_ids_alone_is_refused(tmp_path: Path, kind: str) -> None:
+    sources = []
+    for number, topic in enumerate(("orders", "b")):
+        (tmp_path / topic).mkdir()
+        source = manifests(made(tmp_path / topic, topic))
+        (image,) = source.topics
+        if kind == "topics":
+            ledgers = [
+                replace(ledger, capture=replace(ledger.capture, ledger_id=ledger.ledger_id + 100 * number))
+                for ledger in image.ledgers
+            ]
+            source.topics[:] = [replace(image, ledgers=type(image.ledgers)(ledgers))]
+        else:
+            source.topics[:] = [replace(image, topic_id=image.topic_id + number)]
+        sources.append(source)
+    with pytest.raises(PostdateError) as caught:
+        plan_reshard(sources, 1)
+    assert caught.value.reason == "SHARDS_SHARE_IDS"
+
+
+def test_the_command_finishes_what_was_cut_once_all_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    work = Reshard(VFS, folder, 2)
+    work.begin()
+    with monkeypatch.context() as cut:
+        cut.setattr(reshard, "settle_shard_folders", lambda *_: None)
+        work.run()
+    work.close()
+    with pytest.raises(PostdateError) as caught:
+        read_shards(VFS, folder)
+    assert caught.value.reason == "RESHARD_UNFINISHED"
+    assert reason_of(folder, 2) == "SAME_SHARD_COUNT"
+    assert read_shards(VFS, folder) == 2
+    assert {path.name for path in Path(folder).iterdir()} == {
+        "lock",
+        "shard-0000",
+        "shard-0001",
+        "shards.json",
+    }
 
 
 def test_nobody_opens_a_folder_or_its_shards_during_a_reshard(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ class FakeChild:
         self.starts = 1
         self.is_stopped = False
         self.heard: list[signal.Signals] = []
+        self.on_signal: Callable[[], None] = lambda: None
         self.ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -55,12 +58,20 @@ class FakeChild:
 
     def send(self, number: signal.Signals) -> None:
         self.heard.append(number)
+        self.on_signal()
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.ended.set()
 
 
 class Stopping:
     """Node a, which owns the first shard and the last of three, on its way to stop."""
 
-    def __init__(self, folder: Path, owner_lease_ms: int = NEVER_MS) -> None:
+    def __init__(
+        self, folder: Path, owner_lease_ms: int = NEVER_MS, command: Sequence[str] | None = None
+    ) -> None:
+        """`command`: of real processes."""
         config = broker_config(
             data_dir=str(folder),
             grpc_address=NODES["a"],
@@ -72,13 +83,14 @@ class Stopping:
         self.node = NodeSupervisor(
             config,
             Cluster("5" * 32, SHARDS, owner_lease_ms),
-            lambda _: ["false"],
+            lambda _: command or ["false"],
             notifier=ServiceNotifier({}),
             read_config=lambda: config,
         )
         self.children = [FakeChild(number) for number in range(SHARDS)]
         fake: Any = self.children
-        self.node._children = fake
+        if command is None:
+            self.node._children = fake
         for number, owner in enumerate("aba"):
             self.node._views[number] = self.view(number, owner, 1)
 
@@ -168,17 +180,46 @@ async def test_a_shard_that_does_not_end_keeps_the_others_for_a_bounded_time(
     assert stopping.stopped == [0, 1, 2]
 
 
-class FakeHttp:
-    """The HTTP socket of a process that has stood by, if it was ready once, and is frozen since."""
+async def test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three real processes the one that owns a shard is stopped as SIGSTOP stops it."""
+    seconds = 3.0
+    monkeypatch.setattr(supervisor, "_KILL_AFTER_SECONDS", seconds)
+    monkeypatch.setitem(NODES, "a", "127.0.0.1:0")
+    node = Stopping(tmp_path, owner_lease_ms=1, command=("sleep", "100")).node
+    running = asyncio.create_task(node.run())
+    await eventually(lambda: all(child.pid for child in node._children))
+    node._views[2] = node._views[2]._replace(route=OwnerRoute())  # it owns the first shard alone
+    os.kill(node._children[0].pid, signal.SIGSTOP)
+    began = asyncio.get_running_loop().time()
+    node._stop.set()
+    async with asyncio.timeout(SECONDS):
+        assert await running == 0
+    assert seconds <= asyncio.get_running_loop().time() - began < 2 * seconds
 
-    def __init__(self, was_ready: bool) -> None:
+
+async def test_a_process_that_has_ended_follows_nothing(tmp_path: Path) -> None:
+    stopping = Stopping(tmp_path)
+    now = stopping.node._views[1] = stopping.view(1, "b", 1)._replace(applied_lsn=7, applied_time_ms=8)
+    stopping.node._note_ended(1)
+    (told,) = stopping.node._describe(True)[1:2]
+    assert (told.applied_time_ms, told.applied_lsn, told.route) == (0, 7, now.route)
+
+
+class FakeHttp:
+    """The HTTP socket of a process that stands by and answers now and then: the first look, unless it never did."""
+
+    def __init__(self, was_ready: bool = True, answered: int = NEVER_MS) -> None:
+        """`answered`: every so many looks there is an answer."""
         self.looks = 0
         self.was_ready = was_ready
+        self._answered = answered
 
     async def readiness(self, _: float) -> ShardReadiness:
         await asyncio.sleep(0)
         self.looks += 1
-        if self.looks == 1 and self.was_ready:
+        if self.was_ready and self.looks % self._answered == 1:
             return ShardReadiness(None, "standby, 0 records behind")
         return ShardReadiness("does not answer", "does not answer", is_silent=True)
 
@@ -193,11 +234,48 @@ async def test_a_process_of_a_node_that_was_ready_and_is_frozen_is_killed(
     monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
     stopping = Stopping(tmp_path)
     frozen = [FakeHttp(was_ready=number != 1) for number in range(SHARDS)]
-    https: Any = frozen
-    stopping.node._https = https
-    watches = [asyncio.create_task(watch) for watch in stopping.node._watches()]
-    await eventually(lambda: all(http.looks > supervisor._SILENT_LOOKS_MAX + 1 for http in frozen))
-    for watch in watches:
-        watch.cancel()
-    await asyncio.gather(*watches, return_exceptions=True)
+    looks = await watch(stopping, frozen, looks=3 * supervisor._SILENT_LOOKS_MAX)
     assert [child.heard[:1] for child in stopping.children] == [[signal.SIGKILL], [], [signal.SIGKILL]]
+    # After so many looks without an answer, and so many more where that one is still there.
+    assert looks[0][:2] == [1 + supervisor._SILENT_LOOKS_MAX, 1 + 2 * supervisor._SILENT_LOOKS_MAX]
+
+
+async def test_silence_counts_if_there_was_no_answer_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
+    stopping = Stopping(tmp_path)
+    slow = [FakeHttp(answered=supervisor._SILENT_LOOKS_MAX) for _ in range(SHARDS)]
+    assert await watch(stopping, slow, looks=5 * supervisor._SILENT_LOOKS_MAX) == [[]] * SHARDS
+
+
+async def test_a_process_that_stops_is_not_killed_for_its_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps it writes its last checkpoint; the stop has a bound of its own."""
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
+    stopping = Stopping(tmp_path)
+    stopping.node._stop.set()
+    silent = [FakeHttp() for _ in range(SHARDS)]
+    assert await watch(stopping, silent, looks=3 * supervisor._SILENT_LOOKS_MAX) == [[]] * SHARDS
+
+
+async def watch(stopping: Stopping, sockets: list[FakeHttp], *, looks: int) -> list[list[int]]:
+    """Look at the processes so often; return after how many looks each was killed."""
+    https: Any = sockets
+    stopping.node._https = https
+    killed: list[list[int]] = [[] for _ in sockets]
+    for child, http in zip(stopping.children, sockets, strict=True):
+        child.on_signal = partial(_note_looks, killed[child.number], http)
+    watches = [asyncio.create_task(watch) for watch in stopping.node._watches()]
+    await eventually(lambda: all(http.looks > looks for http in sockets))
+    for each in watches:
+        each.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    return killed
+
+
+def _note_looks(killed: list[int], http: FakeHttp) -> None:
+    killed.append(http.looks)
