@@ -28,7 +28,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hash
 SOURCES := broker clients/python postdate_api benchmarks examples tests tools
 
 .PHONY: help setup run test test-fast test-deep test-packaging check check-format check-lint check-types check-imports check-protos \
-        demo demo-cluster audit bench sim image-test docs descriptors protos generated format lock clean
+        demo demo-cluster audit bench bench-peers sim image-test docs descriptors protos generated format lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -95,6 +95,9 @@ audit: setup ## audit what the last demo left, on Spark; the report goes to buil
 
 bench: setup ## measure throughput, latency, recovery and memory (several minutes)
 	@$(PY) -m benchmarks $(ARGS)
+
+bench-peers: setup ## measure the same beside Redis, PostgreSQL and beanstalkd, and write docs/benchmarks-peers.md (an hour)
+	@$(PY) -m benchmarks.peers $(ARGS)
 
 sim: setup ## run the simulation: SEED=n, and COUNT=m seeds from there
 	@$(PY) -m tests.sim --seed $(SEED) --count $(COUNT) $(ARGS)

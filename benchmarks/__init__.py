@@ -8,5 +8,6 @@ The parts, from the outside in:
   cache      takes files out of the page cache
   processes  the broker and the clients as processes, pinned to one core each, and what they cost
   client     what runs in a client's process; nothing else here imports gRPC or the SDK
+  peers      `make bench-peers`: the same work for Postdate and for what people would take instead
   machine    what the machine itself can do, measured in the same run
 """

@@ -36,7 +36,7 @@ def describe(folder: Path, source: Path) -> dict[str, Any]:
         "file_system": f"{kind} at {mount}",
         "folder": str(folder),
         "load_before": [round(load, 2) for load in os.getloadavg()],
-        "commit": _commit(source),
+        "commit": commit(source),
     }
 
 
@@ -137,7 +137,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _commit(source: Path) -> str:
+def commit(source: Path) -> str:
+    """The commit of a checkout, and whether there is more in it."""
     try:
         said = subprocess.run(
             ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12"],

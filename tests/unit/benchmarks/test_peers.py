@@ -1,0 +1,279 @@
+"""Benchmarks beside other servers: arithmetic, what is thrown away, the page, and one measurement of a fake peer."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from benchmarks import peers
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.peers import page, programs, runs
+from benchmarks.peers.page import About, Results
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.rows import FULL, QUICK, ROWS, SCENARIOS, Figure, Sizes, Take, best, figure_of
+from benchmarks.peers.work import answers_per_second
+
+ROOT = Path(__file__).resolve().parents[3]
+RATE, SECONDS = ROWS[0], next(row for row in ROWS if row.figure == "seconds")
+LIMITS = runs.Machine(Path(), 0, 0, foreign_max=0.25, probe_ratio_max=2.0, seconds_max=60.0)
+
+
+def test_the_median_is_of_the_takes_that_count():
+    takes = [Take({"rate": 10}), Take({"rate": 999}, "others"), Take({"rate": 30}), Take({"rate": 20})]
+    assert figure_of(RATE, takes) == Figure(20, 3)
+
+
+def test_without_a_quiet_take_the_disturbed_ones_are_shown_as_such():
+    assert figure_of(RATE, [Take({"rate": 10}, "x"), Take({"rate": 30}, "x")]) == Figure(
+        20, 2, disturbed=True
+    )
+
+
+def test_without_takes_there_is_no_figure():
+    assert figure_of(RATE, []) is None
+
+
+def test_the_best_is_the_most_of_a_rate_and_the_least_of_a_time():
+    figures = {"a": Figure(1, 3), "b": Figure(2, 3), "c": Figure(float("nan"), 3)}
+    assert best(RATE, figures) == {"b"}
+    assert best(SECONDS, figures) == {"a"}
+    assert best(RATE, {}) == set()
+    assert best(RATE, {"a": Figure(1, 3), "b": Figure(1, 3)}) == {"a", "b"}
+
+
+def test_a_rate_counts_answers_by_the_time_between_them():
+    assert answers_per_second([10.0, 10.5, 11.0]) == 2.0
+    with pytest.raises(AssertionError, match="fewer than two"):
+        answers_per_second([10.0])
+
+
+@pytest.mark.parametrize(
+    ("foreign", "before", "after", "disturbed"),
+    [(0.25, 100, 200, False), (0.26, 100, 100, True), (0, 100, 201, True), (0, 201, 100, True)],
+)
+def test_others_and_a_disk_that_changed_disturb(foreign: float, before: float, after: float, disturbed: bool):
+    assert bool(runs.Watch(foreign, before, after).disturbance(LIMITS)) == disturbed
+
+
+@pytest.mark.parametrize(
+    ("takes", "again_max", "used"),
+    [(["", ""], 2, 1), (["x", "", ""], 2, 2), (["x", "x", "x", ""], 2, 3), (["x", ""], 0, 1)],
+)
+def test_what_is_disturbed_is_measured_again_a_bounded_number_of_times(
+    takes: list[str], again_max: int, used: int
+):
+    left = deque(Take({"rate": 1}, reason) for reason in takes)
+    said: list[Take] = []
+    found = runs.take_until_quiet(left.popleft, again_max, said.append)
+    assert [take.disturbed for take in found] == takes[:used]
+    assert said == found
+
+
+def test_every_row_belongs_to_a_scenario_and_every_scenario_has_a_row():
+    assert {row.scenario for row in ROWS} == SCENARIOS.keys()
+
+
+@pytest.mark.parametrize("sizes", [FULL, QUICK])
+def test_counts_are_whole_batches(sizes: Sizes):
+    tasks = [scenario.task(sizes) for scenario in SCENARIOS.values()]
+    assert not [task for task in tasks if task.get("count", 0) % 1000]
+
+
+def results(takes: dict[tuple[str, str], list[Take]], failures: dict[tuple[str, str], str]) -> Results:
+    return Results(
+        machine={
+            "commit": "c0ffee",
+            "date": "2026-01-01",
+            "cores": 2,
+            "cpu": "A Processor",
+            "memory_gib": 8,
+            "system": "A System",
+            "kernel": "6.1",
+            "file_system": "ext4 at /",
+            "python": "3.11",
+        },
+        command="python -m benchmarks.peers --quick",
+        sizes=QUICK,
+        runs=3,
+        peers={
+            "one": About("One", "1.0", "synced", "as shipped"),
+            "two": About("Two", "2.0", "synced", "tuned"),
+        },
+        takes=takes,
+        failures=failures,
+        skipped={"Three": "three-server is not on this machine"},
+    )
+
+
+def test_the_page_has_figures_in_the_place_of_the_old_ones():
+    probes = {"probe_before_us": 200.0, "probe_after_us": 300.0}
+    takes = {
+        ("one", "herd-100b"): [Take({"seconds": 0.5, **probes})],
+        ("two", "herd-100b"): [Take({"seconds": 1.5, **probes}, "others")],
+    }
+    old = f"# Title\n\n{page.BEGIN}\n\nold figures\n\n{page.END}\n\nmore\n"
+    new = page.write_page(old, results(takes, {("two", "single-1kb"): "it died\nand more"}))
+    assert new.startswith("# Title\n\n") and new.endswith("\n\nmore\n") and "old figures" not in new
+    assert "| 10,000 due at once, all acknowledged, 100 B | **0.5 s** | 1.5 s * |" in new
+    assert "python -m benchmarks.peers --quick`, commit c0ffee, 2026-01-01; 2 cores of A Processor" in new
+    assert "200 to 300 µs" in new and "1 of 2 were disturbed" in new
+    assert "Two: `single-1kb` failed: it died." in new and "and more" not in new
+    assert "| the same, 1 KB | failed | failed |" in new
+    assert "Left out: Three (three-server is not on this machine)." in new
+    assert "| One | 1.0 | synced | as shipped |" in new
+    assert page.write_page(new, results(takes, {})).count(page.BEGIN) == 1
+
+
+def test_rows_that_were_not_measured_are_not_on_the_page():
+    assert page.table(results({}, {})).count("\n") == 1
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(BenchmarkFailed, match="markers"):
+        page.write_page("# Title", results({}, {}))
+
+
+def test_the_document_has_the_markers():
+    assert page.write_page((ROOT / "docs" / "benchmarks-peers.md").read_text(), results({}, {}))
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_every_peer_says_what_it_is(name: str):
+    kind = peers.peer_class(name)
+    assert kind.title and kind.answer and kind.setup and isinstance(kind.missing(), str)
+
+
+FAKE = '''
+import asyncio, bisect, sys
+from benchmarks.peers.peer import Peer
+
+SERVER = """
+import socket, sys, threading, time
+kept, lock = [], threading.Lock()
+def serve(connection):
+    file = connection.makefile("rwb")
+    while line := file.readline():
+        if line.startswith(b"take"):
+            now = time.time() * 1000
+            with lock:
+                due = [each for each in kept if each[0] <= now]
+                kept[:] = [each for each in kept if each[0] > now]
+            file.write(b"%d\\\\n" % len(due) + b"".join(each[1] + b"\\\\n" for each in due))
+        else:
+            due_ms, text = line.split()
+            with lock: kept.append((int(due_ms), text))
+            open("data/log", "ab").write(line)
+            file.write(b"ok\\\\n")
+        file.flush()
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+for line in open("data/log", "rb") if __import__("os").path.exists("data/log") else ():
+    kept.append((int(line.split()[0]), line.split()[1]))
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+class Fake(Peer):
+    title, answer, setup = "Fake", "nothing", "none"
+    in_flight = 1
+    def command(self): return [sys.executable, "-c", SERVER, str(self.ports[0])]
+    async def connect(self):
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.ports[0], limit=1 << 24)
+    async def produce(self, payload, due_ms): await self.produce_batch([payload], [due_ms])
+    async def produce_batch(self, payloads, due_ms):
+        self.writer.writelines(b"%d %s\\n" % (due, payload.hex().encode()) for payload, due in zip(payloads, due_ms))
+        for _ in payloads: assert await self.reader.readline() == b"ok\\n"
+    async def consume(self, count, note):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[0], limit=1 << 24)
+        while count > 0:
+            writer.write(b"take\\n")
+            found = [bytes.fromhex((await reader.readline()).decode()) for _ in range(int(await reader.readline()))]
+            count -= len(found)
+            note(found) if found else await asyncio.sleep(0.01)
+        writer.close()
+    async def close(self): self.writer.close()
+'''
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server of a few lines; the client's process finds it by the same name."""
+    (tmp_path / "fake_peer.py").write_text(FAKE)
+    hook = "from benchmarks import peers; peers.PEERS['fake'] = 'fake_peer:Fake'"
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    monkeypatch.setattr(programs, "CLIENTS", tmp_path)
+    monkeypatch.setattr(runs, "CLIENTS", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(peers.PEERS, "fake", "fake_peer:Fake")
+    return "fake"
+
+
+TINY = Sizes(warm_seconds=0.05, seconds=0.2, herd=1_000, pending=2_000, lateness_seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "wanted"),
+    [
+        ("single-100b", {"rate", "p50"}),
+        ("herd-100b", {"seconds", "early"}),
+        ("pending", {"memory", "disk", "first_s"}),
+    ],
+)
+def test_a_fake_peer_is_measured_and_nothing_of_it_is_left(
+    fake: str, tmp_path: Path, scenario: str, wanted: set[str]
+):
+    core = min(os.sched_getaffinity(0))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    limits = runs.Machine(folder, core, core, foreign_max=64, probe_ratio_max=1e9, seconds_max=60.0)
+    take = runs.measure(limits, fake, SCENARIOS[scenario], TINY)
+    assert wanted <= take.figures.keys() and not take.disturbed
+    assert take.figures.get("early", 0) == 0
+    assert all(take.figures[name] > 0 for name in wanted - {"early", "memory"})
+    assert [path.name for path in folder.iterdir()] == ["client.log"]
+    assert not processes_with(str(folder))
+
+
+def test_a_failed_client_leaves_no_server(fake: str, tmp_path: Path):
+    core = min(os.sched_getaffinity(0))
+    limits = runs.Machine(tmp_path / "run", core, core, 64, 1e9, seconds_max=60.0)
+    limits.folder.mkdir()
+    tiny = Sizes(0.05, 0.2, herd=999, pending=1_000, lateness_seconds=1)
+    with pytest.raises(BenchmarkFailed, match="not a multiple"):
+        runs.measure(limits, fake, SCENARIOS["herd-100b"], tiny)
+    assert not processes_with(str(limits.folder))
+
+
+def processes_with(folder: str) -> list[str]:
+    """Processes that work in a folder, as far as they are ours to see."""
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and re.match(re.escape(folder), os.readlink(path / "cwd")):
+                found.append(path.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_dead_server_is_noticed(tmp_path: Path):
+    class Dying(Peer):
+        title = "Dying"
+
+        def command(self) -> list[str]:
+            return [sys.executable, "-c", "raise SystemExit('no room')"]
+
+    peer = Dying(tmp_path / "server", [], min(os.sched_getaffinity(0)))
+    peer.start()
+    try:
+        assert peer._process is not None
+        peer._process.wait(60)
+        with pytest.raises(BenchmarkFailed, match="Dying ended with 1; its log ends: no room"):
+            peer.check_alive()
+    finally:
+        peer.stop()
+    assert not (tmp_path / "server").exists()
