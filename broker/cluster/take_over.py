@@ -79,11 +79,6 @@ def is_stray(index: int, base_next_index: int) -> bool:
     return index < base_next_index
 
 
-def may_decide(applied_index: int, take_over_index: int) -> bool:
-    """Return whether an owner that has applied all below `applied_index` may decide (CLUSTER-8)."""
-    return applied_index >= take_over_index
-
-
 REST_LEASES = 1
 """Leases by which a standby waits longer while it rests: where a store is slow for all, owners do not take turns; and
 where all the others rest, a shard whose owner is gone is not left alone."""

@@ -38,9 +38,6 @@ from broker.storage.ledger_reads import (
 )
 from broker.storage.sparse_files import read_present
 
-ENTRIES_MAX = 16_000_000
-"""Index entries that one pass over the buckets keeps in memory, about: 12 bytes each."""
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerSource:
@@ -96,73 +93,52 @@ class Scope:
         return any(self.first_ledger_id <= span.ledger_id <= self.last_ledger_id for span in metadata.spans)
 
 
-def check_index(
-    open_reader: Callable[[int], SnapshotReader],
-    bucket_ids: Sequence[int],
-    state: IndexState,
-    ledgers: Sequence[LedgerSource],
-    cursors: Collection[CursorView],
-    *,
-    entries_max: int = ENTRIES_MAX,
-    scope: Scope | None = None,
-) -> tuple[list[Finding], LedgerCounts]:
-    """Compare the buckets that a manifest names with its ledgers (rising ids) and cursors. Blocks.
-
-    Every subscription needs a cursor, or what it is owed counts as settled. A ledger whose times or amendments
-    cannot be read is not compared, and it is no finding here: whoever checks ledgers says so. Raises Unavailable
-    and OSError for a disk that does not work.
-    """
-    steps = check_steps(
-        open_reader, bucket_ids, state, ledgers, cursors, entries_max=entries_max, scope=scope
-    )
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: CheckResult = end.value
-            return result
-
-
-def check_steps(
-    open_reader: Callable[[int], SnapshotReader],
-    bucket_ids: Sequence[int],
-    state: IndexState,
-    ledgers: Sequence[LedgerSource],
-    cursors: Collection[CursorView],
-    *,
-    entries_max: int = ENTRIES_MAX,
-    scope: Scope | None = None,
-) -> CheckSteps:
-    """`check_index` in steps for a thread: a few segments each, or one ledger.
-
-    Gives the id of a ledger before the step that calls its `read_times`, and None between all others.
-    """
-    return _CheckRun(open_reader, state, ledgers, cursors, scope or Scope()).run(bucket_ids, entries_max)
-
-
 CheckResult = tuple[list[Finding], LedgerCounts]
 CheckSteps = Generator[int | None, None, CheckResult]
 
 _STEP_SEGMENTS = 16
 
 
-class _CheckRun:
+class IndexFilesCheck:
+    """Compares the buckets that a manifest names with its ledgers (rising ids) and cursors.
+
+    Every subscription needs a cursor, or what it is owed counts as settled. A ledger whose times or amendments
+    cannot be read is not compared, and it is no finding here: whoever checks ledgers says so.
+    """
+
     def __init__(
         self,
         open_reader: Callable[[int], SnapshotReader],
         state: IndexState,
         ledgers: Sequence[LedgerSource],
         cursors: Collection[CursorView],
-        scope: Scope,
+        scope: Scope | None = None,
     ) -> None:
-        self._scope = scope
+        self._scope = scope or Scope()
         self._open_reader = open_reader
         self._state = state
         self._ledgers = ledgers
         self._cursors = cursors
         self._findings: list[Finding] = []
 
-    def run(self, bucket_ids: Sequence[int], entries_max: int) -> CheckSteps:
+    def run(self, bucket_ids: Sequence[int], entries_max: int) -> CheckResult:
+        """Check these buckets in one go. Blocks. Raises Unavailable and OSError for a disk that does not work.
+
+        About `entries_max` index entries are in memory at once, 12 bytes each; so a large topic takes several passes.
+        """
+        steps = self.steps(bucket_ids, entries_max)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: CheckResult = end.value
+                return result
+
+    def steps(self, bucket_ids: Sequence[int], entries_max: int) -> CheckSteps:
+        """`run` in steps for a thread: a few segments each, or one ledger.
+
+        Gives the id of a ledger before the step that calls its `read_times`, and None between all others.
+        """
         buckets: list[BucketMetadata] = []
         for bucket_id in bucket_ids:
             metadata = self._read_metadata(bucket_id)

@@ -28,7 +28,7 @@ import numpy as np
 from broker.delayed.bucket_values import BucketImage
 from broker.delayed.check import CursorView, Finding, IndexState, Kind, LedgerCounts
 from broker.errors import Corrupt
-from broker.folder.index_check import CheckResult, CheckSteps, LedgerSource, check_steps
+from broker.folder.index_check import CheckResult, CheckSteps, IndexFilesCheck, LedgerSource
 from broker.model import Int64Column
 from broker.storage.amendments import NONE
 from broker.storage.bucket_files import BucketStorage
@@ -69,9 +69,8 @@ class LiveCheck:
                 raise topic_not_found(topic.name)
             with _keep_files(topic) as image:  # no await up to the end of the capture
                 ledgers = {ledger.name.ledger_id: _Rows(ledger, ledger.entry_count) for ledger in topic.log}
-                steps = check_steps(
+                check = IndexFilesCheck(
                     self._storage_of(topic.topic_id).open_reader,
-                    image.bucket_ids,
                     IndexState(
                         image.indexed_through,
                         image.index_lsn,
@@ -89,9 +88,10 @@ class LiveCheck:
                         )
                         for subscription in topic.subscriptions.values()
                     ],
-                    entries_max=ENTRIES_MAX,
                 )
-                findings, counts = await self._finish(topic, steps, ledgers)
+                findings, counts = await self._finish(
+                    topic, check.steps(image.bucket_ids, ENTRIES_MAX), ledgers
+                )
             findings += [
                 Finding(Kind.of(rows.error), rows.error.message, ledger_id=key)
                 for key, rows in ledgers.items()

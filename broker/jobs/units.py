@@ -17,7 +17,7 @@ from broker.delayed.check import CursorView, Finding, IndexState, Kind, LedgerRo
 from broker.delayed.check.ledgers import Mask
 from broker.errors import Corrupt, PostdateError
 from broker.folder.consistency import find_amendment_problems, find_cursor_problems, find_index_problems
-from broker.folder.index_check import LedgerSource, Scope, check_index, file_source
+from broker.folder.index_check import IndexFilesCheck, LedgerSource, Scope, file_source
 from broker.folder.key_check import find_key_problems
 from broker.jobs.folder import reading_vfs
 from broker.jobs.messages import compare_messages
@@ -184,15 +184,9 @@ class _UnitCheck:
         def look(rows: LedgerRows) -> None:
             self._facts[rows.ledger_id] = ledger_facts(rows, image.frontier_ms)
 
-        findings, self.result.counts = check_index(
-            storage.open_reader,
-            image.bucket_ids,
-            state,
-            sources,
-            cursors,
-            entries_max=_ENTRIES_MAX,
-            scope=Scope(unit.first_ledger_id, unit.last_ledger_id, unit.level is Level.QUICK, look),
-        )
+        scope = Scope(unit.first_ledger_id, unit.last_ledger_id, unit.level is Level.QUICK, look)
+        check = IndexFilesCheck(storage.open_reader, state, sources, cursors, scope)
+        findings, self.result.counts = check.run(image.bucket_ids, _ENTRIES_MAX)
         for finding in findings:
             bucket = finding.bucket_id
             self.add(finding, "" if bucket is None else storage.path(bucket))

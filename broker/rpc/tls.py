@@ -6,7 +6,6 @@ import os
 import ssl
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,14 +23,6 @@ OpenChannel: TypeAlias = Callable[[Sequence[tuple[str, Any]]], grpc.aio.Channel]
 """Opens a channel with these options."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Certificates:
-    """One reading of the files, checked to fit together."""
-
-    expires_at_seconds: int
-    configuration: Any  # what gRPC takes
-
-
 class ServerCertificates:
     """Certificates that the port proves itself with. gRPC asks at each handshake, from a thread of its own."""
 
@@ -40,13 +31,13 @@ class ServerCertificates:
         self._config = config
         self._counters = counters
         paths = [config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file]
-        self.watched: Watched[_Certificates] = Watched("tls", paths, self._read, counters)
+        self.watched: Watched[Any] = Watched("tls", paths, self._read, counters)
         self._served = self.watched.value
 
     def credentials(self) -> grpc.ServerCredentials:
         """For one port. TLS 1.2 and 1.3, which is gRPC's own choice."""
         return grpc.dynamic_ssl_server_credentials(
-            self._served.configuration,
+            self._served,
             self._next,
             require_client_authentication=bool(self._config.tls_client_ca_file),
         )
@@ -57,9 +48,10 @@ class ServerCertificates:
         if certificates is self._served:
             return None
         self._served = certificates
-        return certificates.configuration
+        return certificates
 
-    def _read(self) -> _Certificates:
+    def _read(self) -> Any:
+        """Return what gRPC takes: one reading of the files, checked to fit together."""
         config = self._config
         chain, key = _read("tls_cert_file", config.tls_cert_file), _read_key(config.tls_key_file)
         certificate = _certificates("tls_cert_file", config.tls_cert_file, chain)[0]
@@ -69,10 +61,7 @@ class ServerCertificates:
             authorities = _read("tls_client_ca_file", config.tls_client_ca_file)
             _certificates("tls_client_ca_file", config.tls_client_ca_file, authorities)
         self._counters.tls_expires_at_seconds = int(certificate.not_valid_after_utc.timestamp())
-        return _Certificates(
-            self._counters.tls_expires_at_seconds,
-            grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities),
-        )
+        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)
 
 
 def channel_to_node(config: BrokerConfig, address: str) -> OpenChannel:

@@ -61,10 +61,6 @@ class Reader:
         self._run += 1
 
     @property
-    def has_found(self) -> bool:
-        return bool(self._found)
-
-    @property
     def is_behind(self) -> bool:
         """Return whether `fill` may find something."""
         if self._found or self.position >= self._log.end:

@@ -122,6 +122,11 @@ def _holds_from_begin(begin: int, answered: int, now: int) -> bool:
     return lease_holds(_moment(begin), _moment(now), LEASE_MS)
 
 
+def _has_applied_all_before(applied_index: int, take_over_index: int) -> bool:
+    """CLUSTER-8. In the broker no call decides it: a node opens its folder only once the log before was applied."""
+    return applied_index >= take_over_index
+
+
 def _moment(tick: int) -> Moment:
     return Moment(tick * TICK_MS * 1_000_000, tick * TICK_MS)
 
@@ -134,7 +139,7 @@ class Rules(NamedTuple):
     is_removable: Callable[[GroupKind, int, int], bool] = take_over.is_removable
     is_stray: Callable[[int, int], bool] = take_over.is_stray
     is_read_stray: Callable[[int, int], bool] = take_over.is_stray
-    may_decide: Callable[[int, int], bool] = take_over.may_decide
+    may_decide: Callable[[int, int], bool] = _has_applied_all_before
     holds: Callable[[int, int, int], bool] = _holds_from_begin
     may_take_over: Callable[[float, int, int], bool] = take_over.may_take_over
     fences_wait: bool = True

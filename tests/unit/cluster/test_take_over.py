@@ -13,7 +13,6 @@ from broker.cluster.take_over import (
     is_removable,
     is_stray,
     is_void,
-    may_decide,
     may_take_over,
     silence_ms_needed,
 )
@@ -41,10 +40,6 @@ def test_all_below_is_removable_but_take_overs(kind: GroupKind) -> None:
 
 def test_a_take_over_that_a_base_covers_came_too_late() -> None:
     assert [is_stray(7, next_index) for next_index in (6, 7, 8)] == [False, False, True]
-
-
-def test_an_owner_decides_when_it_has_applied_all_before_its_take_over() -> None:
-    assert [may_decide(applied, 7) for applied in (6, 7, 8)] == [False, True, True]
 
 
 def test_epochs_rise() -> None:

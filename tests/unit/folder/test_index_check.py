@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from broker.delayed.check import CursorView, Finding, IndexState, Kind, LedgerCounts
 from broker.errors import Corrupt
-from broker.folder.index_check import LedgerSource, check_index, file_source
+from broker.folder.index_check import IndexFilesCheck, LedgerSource, file_source
 from broker.model import START, Array, Int64Column, Position
 from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendments
 from broker.storage.blocks import TIME, BlockChecksums, FileHeader, LedgerCapture
@@ -88,9 +88,8 @@ class Disk:
             return LedgerSource(ledger_id, ROWS, read_times)
 
         ledgers = [source(ledger_id) for ledger_id in LEDGER_IDS]
-        return check_index(
-            self.storage.open_reader, bucket_ids, state, ledgers, cursors, entries_max=entries_max
-        )
+        check = IndexFilesCheck(self.storage.open_reader, state, ledgers, cursors)
+        return check.run(bucket_ids, entries_max)
 
     def read_metadata(self, bucket_id: int) -> BucketMetadata:
         with contextlib.closing(self.storage.open_reader(bucket_id)) as reader:
@@ -213,7 +212,7 @@ def test_an_empty_ledger_has_no_file(disk: Disk) -> None:
 
 def test_a_ledger_without_its_amendments_is_left_alone(disk: Disk) -> None:
     source = LedgerSource(2, ROWS, lambda: times_of(2), amendments=None)
-    findings, counts = check_index(disk.storage.open_reader, (), STATE, [source], OWED_TO_ALL)
+    findings, counts = IndexFilesCheck(disk.storage.open_reader, STATE, [source], OWED_TO_ALL).run((), 1)
     assert (findings, counts) == ([], LedgerCounts())
 
 

@@ -113,7 +113,7 @@ async def test_an_empty_log_leaves_nothing_to_do():
     reader = Reader(Log({}), honors_delay=False)
     reader.begin(START, START, 0)
     assert not reader.is_behind
-    assert (reader.take(1), reader.has_found) == (None, False)
+    assert (reader.take(1), bool(reader._found)) == (None, False)
 
 
 async def test_a_deleted_ledger_is_stepped_over():
@@ -134,7 +134,7 @@ async def test_a_start_over_during_a_fill_drops_what_that_one_brings():
     reader.begin(Position(1, 3), START, 0)
     log.gate.set()
     await fill
-    assert (reader.position, reader.has_found) == ((1, 3), False)
+    assert (reader.position, bool(reader._found)) == ((1, 3), False)
     assert await read_all(reader) == positions((1, 3), (1, 4))
 
 
@@ -142,7 +142,7 @@ async def test_a_start_over_drops_what_was_found():
     reader = Reader(Log({1: [0] * 3}), honors_delay=True)
     reader.begin(Position(1, 0), START, 0)
     await reader.fill()
-    assert reader.has_found
+    assert reader._found
     reader.begin(Position(1, 2), START, 0)
     assert await read_all(reader) == positions((1, 2))
 

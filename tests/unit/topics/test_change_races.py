@@ -183,7 +183,7 @@ def test_a_change_while_entries_lie_in_the_readers_list(kind: str, monkeypatch: 
             if inbox.consumer.arrived:
                 break
             await asyncio.sleep(0.001)
-        assert subscription.reader.has_found, "it has found more than could be sent"
+        assert subscription.reader._found, "it has found more than could be sent"
         rest = positions[1:]
         assert await apply(topic, rest, kind) == [DONE] * 3
         inbox.poll()
