@@ -82,15 +82,18 @@ class SettlementIds:
         self.verb = verb
         self.columns: dict[int, list[int]] = {}
         self.count = 0
-        self.waiters: list[tuple[Sequence[MessageId], Waiter]] = []
+        self.waiters: list[tuple[Sequence[tuple[int, int]], Waiter]] = []
         self.barriers: list[Waiter] = []
 
-    def add(self, ids: Sequence[MessageId]) -> None:
+    def add(self, ids: Sequence[tuple[int, int]]) -> None:
         for ledger_id, entry_id in ids:
-            self.columns.setdefault(ledger_id, []).append(entry_id)
+            try:
+                self.columns[ledger_id].append(entry_id)
+            except KeyError:
+                self.columns[ledger_id] = [entry_id]
         self.count += len(ids)
 
-    def wait(self, ids: Sequence[MessageId], waiter: Waiter) -> None:
+    def wait(self, ids: Sequence[tuple[int, int]], waiter: Waiter) -> None:
         waiter.add_frame()
         self.waiters.append((ids, waiter))
 
@@ -145,7 +148,7 @@ class SettlementIds:
     ) -> None:
         heard: set[MessageId] = set()
         for ids, waiter in self.waiters:
-            guilty = [message_id for message_id in ids if message_id in faults] if faults else []
+            guilty = [MessageId(*each) for each in ids if each in faults] if faults else []
             heard.update(guilty)
             if guilty:
                 waiter.fail(faults[guilty[0]])
@@ -196,7 +199,7 @@ class Settlements:
             self._full += self.acks.split(self._ids_max)
             self.acks = SettlementIds(ACK)
 
-    def add(self, verb: Verb, ids: Sequence[MessageId], done: Done | None = None) -> None:
+    def add(self, verb: Verb, ids: Sequence[tuple[int, int]], done: Done | None = None) -> None:
         """Ask for `verb` on these ids; `done` is settled once the broker has confirmed it."""
         waiter = None if done is None else Waiter(done)
         start = 0
