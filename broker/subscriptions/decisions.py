@@ -74,8 +74,11 @@ class Decisions:
 
     def nack(
         self, consumer_id: str, held: Entries, redeliver_after_ms: int, reason: str
-    ) -> list[asyncio.Future[None]]:
-        """Give back for a later delivery, or give up what was delivered as often as it may be."""
+    ) -> tuple[list[asyncio.Future[None]], Entries]:
+        """Give back for a later delivery, or give up what was delivered as often as it may be.
+
+        Returns what to wait for, and what comes again.
+        """
         clock = self._services.clock
         now_ms, now_ns = clock.now_ms(), clock.monotonic_ns()
         waits = []
@@ -88,7 +91,7 @@ class Decisions:
             for wait_ms, some in parts:
                 until_ms = now_ms + wait_ms
                 waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms, reason))
-        return waits
+        return waits, rest
 
     def release(self, consumer_id: str, held: Entries) -> list[asyncio.Future[None]]:
         """Give back unbegun: at once and uncounted, unless the same came back so again and again just now."""

@@ -87,16 +87,17 @@ async def give_back(
         decisions.check_dead_letters()
     held = subscription.states.leases.held_by(consumer_id, entries)
     failures = _not_held(subscription, without_entries(entries, held))
+    told: Entries = {}  # of dead letters a line of their own tells
     if release:
         waits = decisions.release(consumer_id, held)
     elif dead_letter:
         waits = decisions.reject(consumer_id, held, reason)
     else:
-        waits = decisions.nack(consumer_id, held, redeliver_after_ms, reason)
+        waits, told = decisions.nack(consumer_id, held, redeliver_after_ms, reason)
     for done in waits:
         await done
-    if held and reason and not dead_letter:  # of dead letters a line of their own tells
-        subscription.logs.nacked.note(held, reason=reason)
+    if told and reason:
+        subscription.logs.nacked.note(told, reason=reason)
     return Confirmation(failures, is_recorded=bool(held) and not failures)
 
 

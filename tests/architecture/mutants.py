@@ -41,7 +41,7 @@ MUTANTS = {
     ),
     "the reason of a nack is not logged": Mutant(
         "broker/subscriptions/requests.py",
-        "        subscription.logs.nacked.note(held, reason=reason)",
+        "        subscription.logs.nacked.note(told, reason=reason)",
         "        pass",
         "tests/wire/test_sdk_schedule.py::test_get_shows_the_reason_of_the_last_nack",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.strangers.floods import FLOODS, OVER_TLS
 from benchmarks.strangers.measure import CERTIFICATE, HEADER, access_flags, measure, tls_flags
-from tests.depth import DAY, at_depth, deep_but
+from tests.depth import TODAY, at_depth, deep_but
 from tests.process.conftest import ROOT, Start
 
 SCALE = 0.1
@@ -76,7 +76,7 @@ KINDS = (
 )
 """Floods that take the same of a broker."""
 OF_THE_DAY = [
-    (kind[DAY % len(kind)], ("open", "guarded")[(number + DAY // 12) % 2])
+    (kind[TODAY % len(kind)], ("open", "guarded")[(number + TODAY // 12) % 2])
     for number, kind in enumerate(KINDS)
 ]
 
@@ -98,6 +98,7 @@ def test_the_document_has_a_row_for_each_flood():
     ("name", "access"), deep_but(OF_THE_DAY, itertools.product(FLOODS, ("open", "guarded")))
 )
 async def test_a_flood_keeps_nobody_out(start: Start, tmp_path: Path, name: str, access: str):
+    print(f"HYPOTHESIS_SEED={TODAY} tries the floods of this day again")
     flags = access_flags(tmp_path) if access == "guarded" else ()
     if name in OVER_TLS:
         flags += tls_flags(tmp_path)

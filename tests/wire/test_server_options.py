@@ -6,9 +6,12 @@ Times are made short where the broker's own would make a test wait.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ssl
+import termios
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from benchmarks.http2 import (
     ACK,
     DATA,
     END_HEADERS,
+    END_STREAM,
     GOAWAY,
     HEADERS,
     PING,
@@ -29,10 +33,12 @@ from benchmarks.http2 import (
     call,
     connected,
     frame,
+    message,
 )
 from broker.config import BrokerConfig
 from broker.rpc import port as port_module
 from broker.rpc.reception import window_bytes
+from broker.runtime import connections
 from postdate_api.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, within
@@ -52,6 +58,47 @@ def option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
 
 async def serves(wire: Wire, **how: Any) -> None:
     await within(wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), **how))
+
+
+def unread_bytes(port: int) -> int:
+    """Bytes that have arrived on the connections to a port of this process, and that gRPC has not read yet."""
+    unread = 0
+    for connection, _ in connections._connections():
+        if connection.getsockname()[1] == port:
+            unread += int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), "little")
+    return unread
+
+
+def keep_busy_until_read(port: int) -> None:
+    """Hold the event loop; gRPC reads on threads of its own."""
+    deadline = time.monotonic() + 20
+    while unread_bytes(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def test_calls_that_arrive_while_the_broker_is_busy_are_not_refused(wire: Wire):
+    """gRPC refuses some of a thousand that the event loop has not seen yet, and each beyond three thousand."""
+    port, calls = int(wire.server.grpc_address.rsplit(":", 1)[1]), 250
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(raw(wire, is_honest=True)) for _ in range(16)]
+        for each in clients:
+            for stream in range(1, 2 * calls, 2):
+                each.writer.write(frame(HEADERS, END_HEADERS, stream, CALL))
+                each.writer.write(message(stream, b"", ends=True))
+            assert not each.writer.transport.get_write_buffer_size(), "all of it is on its way"
+        keep_busy_until_read(port)
+
+        async def answers(client: Raw) -> int:
+            count = ended = 0
+            while ended < calls:
+                kind, flags, body = await client.frame()
+                count += kind == DATA and len(body) > 0
+                ended += kind == RST_STREAM or bool(kind in (DATA, HEADERS) and flags & END_STREAM)
+            return count
+
+        counts = await asyncio.wait_for(asyncio.gather(*map(answers, clients)), 60)
+        assert counts == [calls] * len(clients)
 
 
 async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
