@@ -19,6 +19,7 @@ CODE = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name and path != Path(__file__)
 ]
+GLOSSARY = ROOT / "docs" / "glossary.md"
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 DEFINED = re.compile(r"^ {2,6}([A-Z]+-\d+) {2}", re.MULTILINE)
@@ -27,6 +28,8 @@ CITED = re.compile(r"\b([A-Z]{3,})-(\d+)\b")
 BARE = re.compile(r"(?<![\w.-])(?!(?:P10|P[1-9]|S3|R2)\b)[A-Z]{1,2}\d{1,2}(?![\w-])")
 # Names of other people's documents and algorithms, not labels.
 FOREIGN = {"CET", "LICENSE", "PIP", "SHA", "UTF"}
+
+TERM = re.compile(r"\*\*([^*]+)\*\*( of an? [a-z]+)?")
 
 ROOMS = ("broker", "clients/python/postdate")
 SAME_THING = {
@@ -133,3 +136,10 @@ def test_a_name_that_broker_and_sdk_share_is_of_the_same_thing_in_both():
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
     assert [place for place, text in docstrings() if QUESTION.match(text)] == []
+
+
+def test_a_word_has_one_row_in_the_glossary():
+    rows = [line.split("|")[1] for line in GLOSSARY.read_text().splitlines() if line.startswith("| **")]
+    terms = Counter("".join(term) for row in rows for term in TERM.findall(row))
+    assert len(terms) > 80
+    assert [term for term, count in terms.items() if count > 1] == []
