@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from broker.cluster.base_manifest import Base
     from broker.cluster.base_store import BaseStore
     from broker.cluster.status import NodeStatus
-    from postdate.backups import Backup, Backups
+    from postdate import Client
+    from postdate.backups import Backup
     from postdate.commands.settings import Settings
 
 T = TypeVar("T")
@@ -181,12 +182,13 @@ def verify(data_dir: str, output: str) -> None:
 
     Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
     """
-    from broker.jobs.folder import pin_folder, reading_vfs  # noqa: PLC0415
+    from broker.cluster.base_vfs import pin_base  # noqa: PLC0415
+    from broker.jobs.folder import reading_vfs  # noqa: PLC0415
     from broker.jobs.verify import verify_data_dir, verify_folder  # noqa: PLC0415
 
     try:
         if is_store_url(data_dir):
-            folder = pin_folder(data_dir)
+            folder = pin_base(data_dir)
             report = verify_data_dir(reading_vfs(folder), folder)
         else:
             report = verify_folder(LocalVfs(), data_dir)
@@ -396,6 +398,8 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
 
     With STORE, upload what is not there yet and print the URL of the backup. The folder on this machine is deleted
     after that, and stays if the upload fails. The two newest backups in STORE are always kept.
+
+    With several shards STORE is refused: each part of the backup is uploaded by itself.
     """
     if not is_store_url(store):
         if label or keep or keep_days:
@@ -403,8 +407,9 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
         store, label = "", store
     bases = _open_bases(store) if store else None
     if bases is not None:
+        _refuse_shards(connection, store)
         _in_store(bases.check)
-    made = _with_backups(connection, lambda backups: backups.create(label))
+    made = _with_client(connection, lambda client: client.backups.create(label))
     seconds = made.duration.total_seconds()
     click.echo(
         f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {seconds:.1f} s",
@@ -414,10 +419,30 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
         click.echo(made.path)
         return
     _upload(bases, store, made.path)
-    _with_backups(connection, lambda backups: backups.delete(made.name))
+    _with_client(connection, lambda client: client.backups.delete(made.name))
     if keep or keep_days:
         names = _in_store(lambda: bases.prune(made.broker_id, keep, keep_days * _DAY_MS))
         click.echo(f"{len(names)} older backups were deleted", err=True)
+
+
+def _refuse_shards(connection: Settings, store: str) -> None:
+    """Refuse, before anything is made, what is uploaded of one shard at a time."""
+    shards = len(_with_client(connection, lambda client: client.cluster()).shards)
+    if shards == 1:
+        return
+    raise click.ClickException(
+        f"The broker has {shards} shards, and an object store takes the backup of one at a time. Nothing was made. "
+        "Make the backup on this machine, `postdate-broker backup create`, and upload the part of each shard to a "
+        "place of its own: "
+        f"`postdate-broker backup upload {_below(store, 'shard-0000')} FOLDER/shard-0000`, and so on to "
+        f"shard-{shards - 1:04}"
+    )
+
+
+def _below(store: str, name: str) -> str:
+    """Return the URL of a place in a store."""
+    path, mark, options = store.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
 @backup.command("upload")
@@ -441,10 +466,10 @@ def list_backups(connection: Settings, output: str, limit: int | None, store: st
         _list_bases(store, output, limit)
         return
 
-    async def listed(backups: Backups) -> list[Backup]:
-        return [stored async for stored in backups.list(limit=limit)]
+    async def listed(client: Client) -> list[Backup]:
+        return [stored async for stored in client.backups.list(limit=limit)]
 
-    listing = _with_backups(connection, listed)
+    listing = _with_client(connection, listed)
     if output == "json":
         click.echo(json.dumps([asdict(stored) for stored in listing], default=str))
         return
@@ -478,19 +503,19 @@ def delete_backup(connection: Settings, name: str) -> None:
         bases = _open_bases(store)
         _in_store(lambda: bases.remove(base_name))
         return
-    _with_backups(connection, lambda backups: backups.delete(name))
+    _with_client(connection, lambda client: client.backups.delete(name))
 
 
 def _topics(count: int) -> str:
     return f"{count} topic" if count == 1 else f"{count} topics"
 
 
-def _with_backups(connection: Settings, call: Callable[[Backups], Coroutine[Any, Any, T]]) -> T:
+def _with_client(connection: Settings, call: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     import postdate  # noqa: PLC0415
 
     async def work() -> T:
         async with connection.client() as client:
-            return await call(client.backups)
+            return await call(client)
 
     try:
         return asyncio.run(work())

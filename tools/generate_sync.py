@@ -40,7 +40,7 @@ used: set[str] = set()
 INTERNAL = {"message": "Holder", "_link": "Peer", "_runner": "Source"}
 HIDDEN = {
     "Producer": {"prepare", "submit"},
-    "Subscription": {"address", "begin", "kept", "take_ready"},
+    "Subscription": {"address", "begin", "finish", "kept", "note_asked", "take_ready"},
 }
 """Others that are for the package's own use."""
 IMPORTS = {

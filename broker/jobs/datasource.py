@@ -3,6 +3,8 @@
     spark.dataSource.register(PostdateDataSource)
     spark.read.format("postdate").option("table", "rows").load("/backups/20261121T030000Z")
 
+The folder of a broker with several shards, or a backup of one, is read as a whole.
+
 Tables: `rows` (every stored message: id, times, sizes, whether it is live), `snapshots` (every index entry) and
 `cursors` (what each subscription has settled beyond its mark). One partition is one ledger, one bucket or one
 subscription. Payloads are not read. A file that is damaged fails the query: see `postdate-broker audit`.
@@ -21,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from broker.delayed.check import CursorView, settled_by_all
 from broker.folder.index_check import file_source
-from broker.jobs.folder import pin_folder, reading_vfs
+from broker.jobs.folder import pin_folders, reading_vfs
 from broker.model import FLAG_DELAYED, ROW, ids_of
 from broker.storage.amendments import NONE, decode_amendments
 from broker.storage.bucket_files import bucket_storage
@@ -62,8 +64,9 @@ _BATCH_ROWS = 65_536
 
 @dataclass
 class Part(InputPartition):
-    """One ledger, bucket or subscription of a topic."""
+    """One ledger, bucket or subscription of a topic, in the folder of its shard."""
 
+    folder: str
     topic_id: int
     number: int
 
@@ -82,7 +85,7 @@ class PostdateDataSource(DataSource):
         path = self.options.get("path")
         if not path:
             raise ValueError("which folder? .load('/path/of/a/backup')")
-        return PostdateReader(pin_folder(path), self._table())
+        return PostdateReader(pin_folders(path), self._table())
 
     def _table(self) -> str:
         table = self.options.get("table", ROWS)
@@ -94,43 +97,40 @@ class PostdateDataSource(DataSource):
 class PostdateReader(DataSourceReader):
     """Reads one table; made in the driver, used in the executors."""
 
-    def __init__(self, path: str, table: str) -> None:
-        self._path = path
+    def __init__(self, folders: Sequence[str], table: str) -> None:
+        self._folders = folders
         self._table = table
 
     def partitions(self) -> Sequence[InputPartition]:
-        layout = Layout(self._path)
-        root = decode_broker(read_named(reading_vfs(self._path), layout.manifest), layout.manifest)
-        parts = []
+        return [part for folder in self._folders for part in self._parts(folder)]
+
+    def _parts(self, folder: str) -> Iterator[Part]:
+        layout = Layout(folder)
+        root = decode_broker(read_named(reading_vfs(folder), layout.manifest), layout.manifest)
         for topic_id in root.topics:
-            image = self._image(topic_id)
+            image = _read_image(folder, topic_id)
             numbers = {
                 ROWS: [ledger.ledger_id for ledger in image.ledgers],
                 SNAPSHOTS: list(image.bucket_ids),
                 CURSORS: [subscription.subscription_id for subscription in image.subscriptions],
             }
-            parts += [Part(topic_id, number) for number in numbers[self._table]]
-        return parts
+            yield from (Part(folder, topic_id, number) for number in numbers[self._table])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Part)
-        image = self._image(partition.topic_id)
+        folder, image = partition.folder, _read_image(partition.folder, partition.topic_id)
         if self._table == ROWS:
             ledger = next(
                 image_ledger for image_ledger in image.ledgers if image_ledger.ledger_id == partition.number
             )
-            return self._rows(image, ledger)
+            return self._rows(folder, image, ledger)
         if self._table == SNAPSHOTS:
-            return self._snapshot(image, partition.number)
+            return self._snapshot(folder, image, partition.number)
         wanted = next(cursor for cursor in image.subscriptions if cursor.subscription_id == partition.number)
-        return self._cursor(image, wanted)
+        return self._cursor(folder, image, wanted)
 
-    def _image(self, topic_id: int) -> TopicImage:
-        path = Layout(self._path).topic_manifest(topic_id)
-        return decode_topic(read_named(reading_vfs(self._path), path), path)
-
-    def _rows(self, image: TopicImage, ledger: LedgerImage) -> Iterator[pa.RecordBatch]:
-        vfs, folder = reading_vfs(self._path), Layout(self._path).ledgers(image.topic_id)
+    def _rows(self, data_dir: str, image: TopicImage, ledger: LedgerImage) -> Iterator[pa.RecordBatch]:
+        vfs, folder = reading_vfs(data_dir), Layout(data_dir).ledgers(image.topic_id)
         capture = ledger.capture
         if not capture.row_count:
             return
@@ -140,7 +140,9 @@ class PostdateReader(DataSourceReader):
             amendments = decode_amendments(read_named(vfs, path), path).amendments
         every = np.arange(capture.entry_count, dtype=np.uint32)
         times = amendments.effective(every, file_source(vfs, folder, capture).read_times())
-        settled = settled_by_all(map(self._view(image), image.subscriptions), ledger.ledger_id, len(every))
+        settled = settled_by_all(
+            map(_viewing(data_dir, image), image.subscriptions), ledger.ledger_id, len(every)
+        )
         cancelled = np.isin(every, ids_of(amendments.cancelled))
         live = ~(np.isin(every, ids_of(settled)) | cancelled)
         rows = CheckedColumn(ROW, capture.row_count, None if capture.sealed else capture.rows_crcs)
@@ -167,9 +169,9 @@ class PostdateReader(DataSourceReader):
                     }
                 )
 
-    def _snapshot(self, image: TopicImage, bucket_id: int) -> Iterator[pa.RecordBatch]:
-        folder = Layout(self._path).buckets(image.topic_id)
-        storage = bucket_storage(reading_vfs(self._path), folder, image.topic_id)
+    def _snapshot(self, data_dir: str, image: TopicImage, bucket_id: int) -> Iterator[pa.RecordBatch]:
+        folder = Layout(data_dir).buckets(image.topic_id)
+        storage = bucket_storage(reading_vfs(data_dir), folder, image.topic_id)
         with contextlib.closing(storage.open_reader(bucket_id)) as reader:
             metadata = reader.read_metadata()
             ordinals = Ordinals(metadata.spans)
@@ -187,8 +189,10 @@ class PostdateReader(DataSourceReader):
                     }
                 )
 
-    def _cursor(self, image: TopicImage, subscription: SubscriptionImage) -> Iterator[pa.RecordBatch]:
-        view = self._view(image)(subscription)
+    def _cursor(
+        self, data_dir: str, image: TopicImage, subscription: SubscriptionImage
+    ) -> Iterator[pa.RecordBatch]:
+        view = _viewing(data_dir, image)(subscription)
         for ledger_id, settled in sorted(view.settled.items()):
             count = len(settled)
             yield pa.RecordBatch.from_pydict(
@@ -202,13 +206,20 @@ class PostdateReader(DataSourceReader):
                 }
             )
 
-    def _view(self, image: TopicImage) -> Callable[[SubscriptionImage], CursorView]:
-        def view(subscription: SubscriptionImage) -> CursorView:
-            if not subscription.cursor_file:
-                return CursorView(subscription.mark, {})
-            path = f"{Layout(self._path).cursors(image.topic_id)}/{subscription.cursor_file}"
-            return CursorView(
-                subscription.mark, decode_cursor(read_named(reading_vfs(self._path), path), path).settled
-            )
 
-        return view
+def _read_image(data_dir: str, topic_id: int) -> TopicImage:
+    path = Layout(data_dir).topic_manifest(topic_id)
+    return decode_topic(read_named(reading_vfs(data_dir), path), path)
+
+
+def _viewing(data_dir: str, image: TopicImage) -> Callable[[SubscriptionImage], CursorView]:
+    """Return what reads the cursor of a subscription."""
+    vfs, folder = reading_vfs(data_dir), Layout(data_dir).cursors(image.topic_id)
+
+    def view(subscription: SubscriptionImage) -> CursorView:
+        if not subscription.cursor_file:
+            return CursorView(subscription.mark, {})
+        path = f"{folder}/{subscription.cursor_file}"
+        return CursorView(subscription.mark, decode_cursor(read_named(vfs, path), path).settled)
+
+    return view

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from broker.cluster.base_vfs import open_base_vfs, pin_base
@@ -46,15 +46,17 @@ class Folder:
         return Layout(self.path)
 
 
-def pin_folder(path: str) -> str:
-    """Return the path by which every process reads the same: with the name of a base, if it is the URL of a store.
+def pin_folders(path: str) -> list[str]:
+    """Return the paths by which every process reads the same: with the name of a base, if it is the URL of a store.
 
-    Raises Refused for the folder around those of several shards.
+    Of a broker with several shards there is one for each that holds something. Raises NotFound, Refused and Corrupt.
     """
     if is_store_url(path):
-        return pin_base(path)
-    refuse_shard_folders(ReadOnlyVfs(), path)
-    return path
+        return [pin_base(path)]
+    vfs = ReadOnlyVfs()
+    if not (shards := read_shards(vfs, path)):
+        return [path]
+    return [shard_folder(path, number) for number in used_shards(vfs, path, shards)]
 
 
 def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
@@ -80,23 +82,26 @@ def open_folders(path: str) -> Iterator[list[Folder]]:
         if not shards:
             yield [held.enter_context(open_folder(path))]
             return
-        numbers: Sequence[int] = range(shards)
-        if not vfs.exists(layout.backup_marker):  # of which every shard has its part
+        if not vfs.exists(layout.backup_marker):
             # The lock of a shard alone is free while its process is down, and would keep it down.
             held.enter_context(_locked(vfs, layout))
             if read_shards(vfs, path) != shards:
                 raise _at_work(path)
-            numbers = used_shards(vfs, path, shards)
         yield [
             replace(
                 held.enter_context(open_folder(shard_folder(path, number))), shard=TopicShard(number, shards)
             )
-            for number in numbers
+            for number in used_shards(vfs, path, shards)
         ]
 
 
 def used_shards(vfs: Vfs, data_dir: str, shards: int) -> list[int]:
-    """Return the numbers of the shards that hold something. Raises NotFound if none does."""
+    """Return the numbers of the shards that hold something; of a backup every shard has its part.
+
+    Raises NotFound if none does.
+    """
+    if vfs.exists(Layout(data_dir.rstrip("/")).backup_marker):
+        return list(range(shards))
     used = [number for number in range(shards) if not is_unused(vfs, Layout(shard_folder(data_dir, number)))]
     if not used:
         raise NotFound(f"Nothing was ever stored in {data_dir!r}")
@@ -111,7 +116,7 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
     of these, Fenced if a broker or another job is at work there.
     """
     if is_store_url(path):
-        root = pin_folder(path)
+        root = pin_base(path)
         yield Folder(root, BASE, open_base_vfs(root))
         return
     root = path.rstrip("/") or "/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from pyspark.sql.types import StructType
 from broker.cli import main
 from broker.cluster.base_store import BaseCut, BaseStore
 from broker.cluster.stores import open_store
+from broker.folder.shard_folders import shard_folder
 from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.datasource import PostdateDataSource
 from broker.jobs.engine import InlineEngine
+from broker.jobs.reshard import reshard_folder
 from broker.jobs.rewrite import outputs_of
 from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import JobSession
@@ -28,6 +31,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
 from broker.storage.layout import Layout
 from broker.testing.data_folder import LSN
+from broker.topic_shards import shard_of
 from tests.depth import deep_but
 from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
 from tests.jobs.conftest import QUICK_JAVA, needs_java, session_on, standalone
@@ -44,6 +48,7 @@ from tests.jobs.folders import (
 )
 
 Rows = list[dict[str, Any]]
+SHARDS = 3
 MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
 
 
@@ -121,6 +126,57 @@ def test_a_base_is_audited_where_it_lies(
     assert json.dumps(same(report)) == told
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four topics over three shards, and a shard in which nothing was ever stored."""
+    path = tmp_path_factory.mktemp("sharded") / "data"
+    write_pinned_folder(path, topics=4)
+    shutil.copytree(path, path.parent / "one")
+    asyncio.run(reshard_folder(LocalVfs(), str(path), SHARDS))
+    shutil.rmtree(shard_folder(str(path), 0))
+    return path
+
+
+def test_a_folder_of_several_shards_is_audited_on_spark_as_elsewhere(
+    session: JobSession, sharded: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(sharded, data)
+    for path in data.glob("shard-*/topics/*/ledgers/*.data"):
+        content = bytearray(path.read_bytes())
+        content[40] ^= 1
+        path.write_bytes(content)
+    request = AuditRequest(str(data), Level.DEEP)
+    report = run_audit(request, SparkEngine(session.master, session))
+    expected = run_audit(request, InlineEngine(1))
+    assert json.dumps(same(report)) == json.dumps(same(expected))
+    assert report["findings"] and report["unused_shards"] == [0]
+    shards = {line["topic"]: shard_of(line["topic"], SHARDS) for line in report["topics"]}
+    for finding in report["findings"]:
+        assert finding["path"].startswith(shard_folder(str(data), shards[finding["topic"]]))
+
+
+def test_tables_hold_what_all_shards_have(sharded: Path) -> None:
+    """As they were when all topics lay in one folder."""
+    for name in ("rows", "snapshots"):
+        kept = [
+            row
+            for row in read_table(str(sharded.parent / "one"), name)
+            if shard_of(row["topic"], SHARDS)  # nothing is left of the first shard
+        ]
+        assert rows_of(read_table(str(sharded), name)) == rows_of(kept)
+
+
+def rows_of(rows: Rows) -> list[str]:
+    return sorted(map(str, rows))
+
+
+def read_table(path: str, name: str) -> Rows:
+    """Read as Spark reads, without Spark."""
+    reader = PostdateDataSource({"path": path, "table": name}).reader(StructType())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
 def test_executors_use_the_code_that_was_sent(session: JobSession) -> None:
     if session.master == "local[2]":
         return  # tasks run where the driver's own code is
@@ -153,14 +209,7 @@ def test_tables_hold_what_is_stored(folders: dict[str, Path], tmp_path: Path, is
     """Read as Spark reads them, without Spark."""
     path = in_store(folders["whole"], tmp_path / "store") if is_base else str(folders["whole"])
 
-    def table(name: str) -> Rows:
-        source = PostdateDataSource({"path": path, "table": name})
-        reader = source.reader(StructType())
-        return [
-            row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
-        ]
-
-    check_tables(table)
+    check_tables(lambda name: read_table(path, name))
     with pytest.raises(ValueError, match="no table"):
         PostdateDataSource({"path": "x", "table": "payloads"}).schema()
 
@@ -260,12 +309,14 @@ def test_topics_are_compacted_on_spark_and_the_audit_is_clean(session: JobSessio
 
 
 def test_the_compact_command_runs_on_spark(tmp_path: Path) -> None:
+    """Of a broker with several shards the engine is started for one after the other."""
     needs_java(tmp_path)
-    write_pinned_folder(tmp_path / "data")
+    write_pinned_folder(tmp_path / "data", topics=2)
+    asyncio.run(reshard_folder(LocalVfs(), str(tmp_path / "data"), SHARDS))
     command = ["compact", "--offline", str(tmp_path / "data"), "--apply", "--master", "local[2]"]
     result = CliRunner().invoke(main, [*command, "--reclaim-mib", "0", "--live-ratio", "0.9"])
     assert result.exit_code == 0, result.output + repr(result.exception)
-    assert "5 ledgers were rewritten, 0 refused; buckets of 1 topics were merged" in result.output
+    assert "10 ledgers were rewritten, 0 refused; buckets of 2 topics were merged" in result.output
     assert "on spark local[2]" in result.output
 
 

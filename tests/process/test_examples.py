@@ -72,6 +72,31 @@ async def test_worker_handles_and_ends_well(
         assert (stats.subscriptions[0].ready_messages, stats.subscriptions[0].leased_messages) == (0, 0)
 
 
+async def test_worker_of_partitions_takes_batches_of_all_and_ends_when_nothing_comes(
+    fake: postdate.testing.FakeBroker,
+):
+    topics = postdate.partition_topics("payments", 3)
+    async with fake.client() as client:
+        for topic in topics:
+            await client.topics.create(topic)
+            await client.subscriptions.create(topic, "billing")
+        async with client.partitioned_producer("payments", partitions=3) as producer:
+            receipts = await producer.send_many(
+                [postdate.OutgoingMessage(b"%d" % number, key=str(number)) for number in range(100)]
+            )
+        assert {receipt.topic for receipt in receipts} == set(topics)
+        program = await start(fake, "examples/partitions.py", "payments", "billing", "3")
+        async with asyncio.timeout(LIMIT_SECONDS):
+            out, err = await program.communicate()
+        assert program.returncode == 0, err.decode()
+        lines = [line.split() for line in out.decode().splitlines()]
+        assert sum(int(line[0]) for line in lines) == 100
+        assert sum(int(line[-1]) for line in lines) == sum(range(100))
+        for stats in await client.stats(*topics):
+            (billing,) = stats.subscriptions
+            assert (billing.ready_messages, billing.leased_messages) == (0, 0)
+
+
 async def test_example_of_tests_passes(fake: postdate.testing.FakeBroker):
     program = await start(
         fake, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/test_with_fake_broker.py"

@@ -18,6 +18,7 @@ from broker.observe.metrics import BrokerCounters, ClusterSnapshot
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
+from broker.runtime.supervise import Supervisor
 from broker.server import OwnedShard, Server
 from postdate_api.v1 import admin_pb2
 from tests.configs import broker_config
@@ -52,6 +53,7 @@ class Pair:
             drain_grace_ms=0,
             **settings,
         )
+        self.supervisor = Supervisor(lambda name, error: None)
         self.front = Front(FrontHost(config, SystemClock(), BrokerCounters()), lambda: self.follower)
         self.nodes: tuple[tuple[str, str], ...] = ()
         self.owner, self.follower = self.view("a"), self.view("b")
@@ -73,7 +75,7 @@ class Pair:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Pair]:
         await self.server.start()
-        await self.front.start()
+        await self.front.start(self.supervisor.spawn_lasting)
         addresses = (self.server.grpc_address, self.front.address, "127.0.0.1:1")
         self.nodes = tuple(zip("abc", addresses, strict=True))
         self.owner, self.follower = self.view("a"), self.view("b")
@@ -82,6 +84,7 @@ class Pair:
             yield self
         finally:
             await self.wire.disconnect()
+            await within(self.supervisor.stop())
             await within(self.front.stop())
             await within(self.server.stop())
 

@@ -254,6 +254,72 @@ async def test_run_handles_all_partitions_with_one_concurrency(client: postdate.
     assert await counts(client, "ready_messages") == [0] * 4
 
 
+async def test_many_are_taken_of_all_partitions_and_acked_where_they_came_from(client: postdate.Client):
+    await fill(client, 50, 1, 0, 50)
+    async with consuming(client) as subscription:
+        while sum([len(await within(each.kept())) for each in subscription._subscriptions]) < 101:
+            await asyncio.sleep(0.01)
+        first = await within(subscription.receive_many(40))
+        assert Counter(message.topic for message in first).most_common() == [
+            (TOPICS[0], 20),
+            (TOPICS[3], 19),
+            (TOPICS[1], 1),
+        ]
+        rest = await within(subscription.receive_many())
+        assert len(rest) == 61
+        assert await subscription.receive_many(timeout=timedelta(milliseconds=1)) == []
+        with pytest.raises(ValueError, match="max_messages"):
+            await subscription.receive_many(0)
+        await subscription.ack_many([*first, *rest[1:]])
+        assert await counts(client, "leased_messages") == [int(rest[0].topic == topic) for topic in TOPICS], (
+            "all others are settled"
+        )
+        subscription.ack_nowait(rest[0])
+        await subscription.wait_confirmed()
+    assert await counts(client, "ready_messages") == [0] * 4
+
+
+@pytest.mark.parametrize("way", ["iterate", "receive_many", "run"])
+async def test_a_limit_is_for_all_partitions_and_what_was_sent_beyond_it_goes_back_uncounted(
+    client: postdate.Client, way: str
+):
+    await fill(client, 30, 30, 30, 30)
+    taken: list[postdate.Message] = []
+
+    async def handle(message: postdate.Message) -> None:
+        await asyncio.sleep(0)
+        taken.append(message)
+
+    async with consuming(client, limit=50) as subscription:
+        if way == "run":
+            await within(subscription.run(handle, concurrency=20))
+        elif way == "iterate":
+            taken += [message async for message in subscription]
+            await subscription.ack_many(taken)
+        else:
+            while messages := await within(subscription.receive_many(20)):
+                taken += messages
+            await subscription.ack_many(taken)
+    assert len(taken) == 50
+    async with consuming(client) as subscription:
+        rest = await take(subscription, 70)
+        assert {message.attempt for message in rest} == {1}
+        await subscription.ack_many(rest)
+
+
+async def test_what_was_taken_beside_a_partition_that_is_deleted_is_not_lost(client: postdate.Client):
+    await fill(client, 5, 0, 0, 0)
+    async with consuming(client) as subscription:
+        while len(await within(subscription._subscriptions[0].kept())) < 5:
+            await asyncio.sleep(0.01)
+        await client.topics.delete(TOPICS[2])
+        while subscription._subscriptions[2]._error is None:
+            await asyncio.sleep(0.01)
+        assert len(await within(subscription.receive_many())) == 5
+        with pytest.raises(postdate.NotFound, match=TOPICS[2]):
+            await within(subscription.receive_many())
+
+
 async def test_leaving_hands_back_what_was_not_taken_of_every_partition(client: postdate.Client):
     await fill(client, 10, 10, 10, 10)
     async with consuming(client) as subscription:

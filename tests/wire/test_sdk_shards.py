@@ -81,6 +81,30 @@ async def test_streams_go_to_the_owners_and_need_the_front_no_more(shards: Shard
                 assert topics_of(server) == [topic]
 
 
+async def test_partitions_lie_on_several_shards_and_are_taken_from_as_one(shards: Shards):
+    topics = postdate.partition_topics("payments", 8)
+    assert {shard_of(topic, 2) for topic in topics} == {0, 1}
+    async with (
+        connected(shards) as client,
+        client.subscribe_partitioned(
+            "payments", "s", partitions=8, initial_position=EARLIEST, limit=300
+        ) as subscription,
+        client.partitioned_producer("payments", partitions=8) as producer,
+    ):
+        sent = [postdate.OutgoingMessage(b"%d" % number, key=str(number)) for number in range(300)]
+        await within(producer.send_many(sent))
+        assert {place(client, topic) for topic in topics} == {port_of(server) for server in shards.servers}
+        taken: list[bytes] = []
+        while messages := await within(subscription.receive_many(100)):
+            assert all(message.topic == producer.topic_of(message.key) for message in messages)
+            taken += [message.payload for message in messages]
+            await within(subscription.ack_many(messages))
+        assert sorted(taken) == sorted(message.payload for message in sent)
+        for stats in await client.stats(*topics):
+            (counted,) = stats.subscriptions
+            assert (counted.ready_messages, counted.leased_messages) == (0, 0)
+
+
 async def test_calls_wait_for_nobody_and_then_go_to_the_owners(shards: Shards):
     async with connected(shards) as client:
         await within(client.topics.create(A))  # through the front

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.cli import main
 from broker.errors import Fenced
+from broker.folder.recovery import open_manifests
 from broker.folder.shard_backups import ShardBackups
 from broker.folder.shard_folders import open_shard_folders, shard_folder
 from broker.jobs.compact import CompactRequest, Tell, run_compact
@@ -36,6 +37,7 @@ from broker.runtime.vfs import LocalVfs, read_file
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
+from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker
 from broker.storage.varint import encode_varint
 from broker.topic_shards import TopicShard, shard_of
@@ -432,6 +434,46 @@ async def test_a_backup_is_one_folder_of_all_shards_that_is_restored_as_a_whole(
     assert gone.reason == "BACKUP_NOT_FOUND"
     unlabelled = await refused(wire.admin.CreateBackup(admin_pb2.CreateBackupRequest(label="/")))
     assert unlabelled.reason == "INVALID_LABEL"
+
+
+async def test_an_object_store_takes_the_backup_of_one_shard_at_a_time(
+    shards: Shards, wire: Wire, tmp_path: Path
+):
+    for topic in ALL:
+        await wire.produce(topic, b"x")
+    address = ("--address", shards.front.address)
+
+    async def command(*words: str) -> Any:
+        return await asyncio.to_thread(CliRunner().invoke, main, ["backup", *words])
+
+    for number in range(SHARDS):
+        (tmp_path / f"shard-{number:04}").mkdir()
+    refusal = await command("create", f"file://{tmp_path}", *address)
+    assert refusal.exit_code == 1 and "Nothing was made" in refusal.stderr
+    assert f"upload file://{tmp_path}/shard-0000 FOLDER/shard-0000" in refusal.stderr
+    assert await backup_names(wire) == [] and parts_left(shards) == []
+    made = (await command("create", *address)).stdout.strip()
+    (tmp_path / "data").mkdir()
+    for number in range(SHARDS):
+        name = f"shard-{number:04}"
+        uploaded = await command("upload", f"file://{tmp_path}/{name}", f"{made}/{name}")
+        assert uploaded.exit_code == 0, uploaded.stderr
+        restored = await asyncio.to_thread(
+            CliRunner().invoke,
+            main,
+            ["restore", uploaded.stdout.strip(), f"--data-dir={tmp_path}/data/{name}"],
+        )
+        assert restored.exit_code == 0, restored.output
+    data = str(tmp_path / "data")
+    open_shard_folders(LocalVfs(), data, SHARDS).close()
+    report = verify_folder(LocalVfs(), data)
+    assert report.problems == []
+    found = [
+        name
+        for number in range(SHARDS)
+        for name in open_manifests(LocalVfs(), Layout(shard_folder(data, number)), 0).root.topics.values()
+    ]
+    assert sorted(found) == ALL
 
 
 async def test_old_backups_of_all_shards_are_deleted_by_number():

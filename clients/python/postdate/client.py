@@ -228,11 +228,12 @@ class Client:
         lease: timedelta | None = None,
         honor_delay: bool | None = None,
         consumer_name: str = "",
+        limit: int | None = None,
     ) -> PartitionedSubscription:
         """A consumer of a subscription on all partitions of a topic, to be iterated over as one.
 
-        To be used as an async context manager. Arguments are as for `subscribe`; `permits` is for all partitions
-        together, and each has one at least.
+        To be used as an async context manager. Arguments are as for `subscribe`; `permits` and `limit`
+        are for all partitions together, and each has one permit at least.
         """
         changed = asyncio.Event()
         subscriptions = [
@@ -246,12 +247,12 @@ class Client:
                 lease=lease,
                 honor_delay=honor_delay,
                 consumer_name=consumer_name,
-                limit=None,
+                limit=limit,  # so that none is sent more ahead than all may take
                 changed=changed,
             )
             for each in partition_topics(topic, partitions)
         ]
-        return PartitionedSubscription(topic, name, subscriptions, changed)
+        return PartitionedSubscription(topic, name, subscriptions, changed, limit)
 
     async def receive(
         self,

@@ -8,6 +8,8 @@ Invariants:
   PARTITIONS-1  Messages of one key go to one partition, as long as the number of partitions is the same.
   PARTITIONS-2  What a consumer was sent ahead is at most its permits in all, or one a partition if that is more.
   PARTITIONS-3  While several partitions have messages, each is taken from in its turn.
+  PARTITIONS-4  With a limit, no more than that are taken of all of them together. What was sent ahead beyond it is
+      handed back, uncounted.
 """
 
 from __future__ import annotations
@@ -201,8 +203,8 @@ class PartitionedProducer:
 class PartitionedSubscription:
     """One consumer of a subscription on all partitions of a topic; made by `Client.subscribe_partitioned`.
 
-    Iterate over it, or call `run`; several tasks may iterate at once. Partitions that have messages take turns.
-    `permits` is for all of them together, an equal share each and at least one.
+    Iterate over it, or call `receive_many` or `run`; several tasks may do so at once. Partitions that have messages
+    take turns. `permits` is for all of them together, an equal share each and at least one; `limit` is so, too.
 
     It is a `Subscription` for each partition: a connection that breaks is made again alone, messages are acked,
     nacked, extended and released where they came from (`Message.topic`), and the type's promises about order hold
@@ -210,13 +212,19 @@ class PartitionedSubscription:
     """
 
     def __init__(
-        self, topic: str, name: str, subscriptions: Sequence[Subscription], changed: asyncio.Event
+        self,
+        topic: str,
+        name: str,
+        subscriptions: Sequence[Subscription],
+        changed: asyncio.Event,
+        limit: int | None,
     ) -> None:
         self.topic = topic
         self.name = name
         self._subscriptions = tuple(subscriptions)
         self._by_topic = {each.topic: each for each in self._subscriptions}
         self._changed = changed
+        self._left = limit
         self._next = 0
         self._is_begun = False
 
@@ -272,6 +280,7 @@ class PartitionedSubscription:
                     break  # and look at all again: what was empty may not be
                 if taken := source.take_ready(1):
                     self._next = (step + 1) % count  # PARTITIONS-3
+                    self._spend(1)
                     return taken[0]
             else:
                 if self.is_stopped:
@@ -289,6 +298,66 @@ class PartitionedSubscription:
         self._begin(run_permits(self.effective_type, concurrency))
         with returning_on_sigterm():
             await runner.run()
+
+    async def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
+        """Take what is there, at most `max_messages`, of all partitions; wait up to `timeout` for the first.
+
+        See `Subscription.receive_many`.
+        """
+        if max_messages < 1:
+            raise ValueError("max_messages is at least 1")
+        self._begin(PERMITS)
+        await self._subscriptions[0].note_asked(timeout)
+        give_up_at = None if timeout is None else asyncio.get_running_loop().time() + timeout.total_seconds()
+        while not (messages := self._take(max_messages)) and not self.is_stopped:
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    await self.wait_change()
+            except TimeoutError:
+                return []
+        return messages
+
+    def _take(self, most: int) -> list[Message]:
+        """Take what is there, at most so many: equal parts, and of what others leave of theirs (PARTITIONS-3)."""
+        most = most if self._left is None else min(most, self._left)
+        count, messages = len(self._subscriptions), list[Message]()
+        while (left := most - len(messages)) > 0:
+            for _ in range(count):
+                source = self._subscriptions[self._next]
+                try:
+                    messages += source.take_ready(min(max(left // count, 1), most - len(messages)))
+                except PostdateError:
+                    if messages:  # which would be lost; it is raised the next time
+                        break
+                    raise
+                self._next = (self._next + 1) % count
+                if len(messages) == most:
+                    break
+            if most - len(messages) == left:
+                break
+        if messages:
+            self._spend(len(messages))
+        return messages
+
+    def _spend(self, count: int) -> None:
+        """Count what was taken against the limit (PARTITIONS-4)."""
+        if self._left is None:
+            return
+        self._left -= count
+        if self._left <= 0:
+            for each in self._subscriptions:
+                each.finish()
+
+    async def ack_many(self, messages: Iterable[Message]) -> None:
+        """Ack all of them; return when that is durable. Raises the first failure, if any."""
+        parts: dict[str, list[Message]] = {}
+        for message in messages:
+            parts.setdefault(message.topic, []).append(message)
+        await _all(self._by_topic[topic].ack_many(part) for topic, part in parts.items())
+
+    def ack_nowait(self, message: Message) -> None:
+        """Ack it without waiting. `wait_confirmed` and `close` wait for all such acks."""
+        self._by_topic[message.topic].ack_nowait(message)
 
     async def wait_confirmed(self) -> None:
         """Wait until everything asked for so far is durable. Raises the first failure of `ack_nowait`."""

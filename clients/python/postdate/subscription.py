@@ -246,11 +246,7 @@ class Subscription:
             raise ValueError("max_messages is at least 1")
         loop = asyncio.get_running_loop()
         self.begin(PERMITS)
-        if self._is_terminated:
-            await asyncio.sleep(0)  # `stop` comes first
-            if self._was_told and timeout is not None:  # it takes the time to be up, and would ask for ever
-                raise Closed("SIGTERM stopped the subscription")
-            self._was_told = True
+        await self.note_asked(timeout)
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
         while not (messages := self.take_ready(max_messages)) and not self.is_stopped:
             try:
@@ -259,6 +255,14 @@ class Subscription:
             except TimeoutError:
                 return []
         return messages
+
+    async def note_asked(self, timeout: timedelta | None) -> None:
+        """For `PartitionedSubscription`: raise Closed for who asks again with a timeout after SIGTERM."""
+        if self._is_terminated:
+            await asyncio.sleep(0)  # `stop` comes first
+            if self._was_told and timeout is not None:  # it takes the time to be up, and would ask for ever
+                raise Closed("SIGTERM stopped the subscription")
+            self._was_told = True
 
     def take_ready(self, max_messages: int) -> list[Message]:
         """For `PartitionedSubscription`: take what is there; raises what ended it for good, once there is nothing."""
@@ -308,6 +312,10 @@ class Subscription:
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
         self.stop_asked = True
+        self.finish()
+
+    def finish(self) -> None:
+        """For `PartitionedSubscription`: take no more, as `stop` does, without having been asked to."""
         self.hand_back(self._ready)
         self._stop()
         self._drain = True

@@ -220,11 +220,12 @@ class Client:
         lease: timedelta | None = None,
         honor_delay: bool | None = None,
         consumer_name: str = "",
+        limit: int | None = None,
     ) -> PartitionedSubscription:
         """A consumer of a subscription on all partitions of a topic, to be iterated over as one.
 
-        To be used as a context manager. Arguments are as for `subscribe`; `permits` is for all partitions
-        together, and each has one at least.
+        To be used as a context manager. Arguments are as for `subscribe`; `permits` and `limit`
+        are for all partitions together, and each has one permit at least.
         """
         return PartitionedSubscription(
             self._inner.subscribe_partitioned(
@@ -237,6 +238,7 @@ class Client:
                 lease=lease,
                 honor_delay=honor_delay,
                 consumer_name=consumer_name,
+                limit=limit,
             ),
             self._portal,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 
@@ -115,8 +115,9 @@ class PartitionedProducer:
 class PartitionedSubscription:
     """One consumer of a subscription on all partitions of a topic; made by `Client.subscribe_partitioned`.
 
-    Iterate over it, or call `run`; several tasks may iterate at once. Partitions that have messages take turns.
-    `permits` is for all of them together, an equal share each and at least one.
+    Iterate over it, or call `receive_many` or `run`; several threads may do so at once. Partitions that have
+    messages take turns. `permits` is for all of them together, an equal share each and at least one; `limit` is
+    so, too.
 
     It is a `Subscription` for each partition: a connection that breaks is made again alone, messages are acked,
     nacked, extended and released where they came from (`Message.topic`), and the type's promises about order
@@ -179,6 +180,20 @@ class PartitionedSubscription:
             lambda message: handler(Message(message, self._portal)),
             concurrency,
         )
+
+    def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
+        """Take what is there, at most `max_messages`, of all partitions; wait up to `timeout` for the first.
+
+        See `Subscription.receive_many`.
+        """
+        return [
+            Message(each, self._portal)
+            for each in self._portal.run(self._inner.receive_many(max_messages, timeout))
+        ]
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        """Ack all of them; return when that is durable. Raises the first failure, if any."""
+        self._portal.run(self._inner.ack_many([each._inner for each in messages]))
 
     def wait_confirmed(self) -> None:
         """Wait until everything asked for so far is durable. Raises the first failure of `ack_nowait`."""
