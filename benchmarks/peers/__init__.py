@@ -22,6 +22,7 @@ PEERS = {
     "redis": "benchmarks.peers.redis:Redis",
     "postgresql": "benchmarks.peers.postgresql:PostgreSQL",
     "beanstalkd": "benchmarks.peers.beanstalkd:Beanstalkd",
+    "nats": "benchmarks.peers.nats:Nats",
 }
 
 

@@ -1,11 +1,11 @@
-"""Measure Postdate beside Redis, PostgreSQL and beanstalkd: the same work, a core for the server, one for the client.
+"""Measure Postdate beside other servers: the same work, a core for the server, one for the client.
 
 python -m benchmarks.peers                                      everything, three runs each
 python -m benchmarks.peers --quick                              less of everything, for a look within minutes
 python -m benchmarks.peers --peers postdate,redis --rows 'single*'
 
-Programs that are not on this machine are left out; libraries of clients are installed in build/peers. The tables in
-docs/benchmarks-peers.md are written when no row is left out by --rows.
+Libraries of clients, and nats-server where there is Go, are installed in build/peers. Other programs that are not on
+this machine are left out. The tables in docs/benchmarks-peers.md are written when no row is left out by --rows.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def _present(names: list[str]) -> tuple[dict[str, About], dict[str, str]]:
     for name in names:
         kind = peer_class(name)
         try:
+            kind.install()
             if missing := kind.missing():
                 raise BenchmarkFailed(f"{missing} is not on this machine")
             programs.install(kind.libraries)

@@ -46,6 +46,10 @@ class Peer:
     # The server.
 
     @classmethod
+    def install(cls) -> None:
+        """Bring the server into a folder of its own, if it is one that can be brought."""
+
+    @classmethod
     def missing(cls) -> str:
         """Return what of the server is not on this machine; empty if all of it is there."""
         return ""

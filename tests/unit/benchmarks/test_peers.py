@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks import peers
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.peers import page, programs, runs
+from benchmarks.peers import page, programs, runs, work
 from benchmarks.peers.page import About, Results
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rows import FULL, QUICK, ROWS, SCENARIOS, Figure, Sizes, Take, best, figure_of
@@ -277,3 +279,19 @@ def test_a_dead_server_is_noticed(tmp_path: Path):
     finally:
         peer.stop()
     assert not (tmp_path / "server").exists()
+
+
+async def test_a_slow_peer_is_measured_until_some_answers_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Slow(Peer):
+        async def produce_batch(self, payloads: Sequence[bytes], due_ms: Sequence[int]) -> None:
+            await asyncio.sleep(0.1)
+
+    async def go_on(name: str) -> None:
+        pass
+
+    monkeypatch.setattr(work, "phase", go_on)
+    task = {"payload_bytes": 20, "warm_seconds": 0.0, "seconds": 0.01}
+    found = await work.bursts(Slow(tmp_path, [], 0), task)
+    assert 0 < found["rate"] <= 1000 / 0.099
