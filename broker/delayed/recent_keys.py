@@ -20,7 +20,8 @@ from broker.model import Int64Column, UInt32Column, UInt64Column
 from broker.storage.key_filter import BoolColumn
 from broker.storage.key_run import NO_KEYS, KeyColumns
 
-_FEW = 16  # hashes that are looked for one by one
+_FEW_HASHES = 16
+"""Up to so many hashes are looked for one by one."""
 
 
 class RecentKeys:
@@ -86,7 +87,7 @@ class RecentKeys:
         if not len(asked):  # nearly always so
             return np.empty(0, dtype=np.int64)
         column = np.array(self._hashes, dtype=np.uint64)
-        if len(asked) <= _FEW:
+        if len(asked) <= _FEW_HASHES:
             has_hash = np.zeros(len(column), dtype=np.bool_)
             for value in asked:
                 has_hash |= column == value

@@ -41,7 +41,7 @@ from postdate_api.v1 import message_pb2, producer_pb2
 
 PRODUCER_NAME_BYTES_MAX = 255
 
-_FEW = 16
+_FEW_MESSAGES = 16
 """Up to so many messages, the typed parser costs less than the NumPy calls that many share."""
 _FEW_PLAIN = 128
 _FEW_PLAIN_BYTES = 128 * KIB
@@ -131,7 +131,11 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
         is_plain = request.SerializeToString() == raw
-    many = None if is_plain or len(messages) <= _FEW else _read_plain(raw, envelope.topic, messages, config)
+    many = (
+        None
+        if is_plain or len(messages) <= _FEW_MESSAGES
+        else _read_plain(raw, envelope.topic, messages, config)
+    )
     if many is not None:
         frames, fields = many
         key_bytes_max = config.tuning.schedule_key_bytes_max
@@ -147,7 +151,7 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         messages, fields = _read_typed(request.messages, messages if is_plain else None, config)
         frames = _write_frames(messages)
     longest = max(map(len, messages))
-    if len(messages) <= _FEW:
+    if len(messages) <= _FEW_MESSAGES:
         each = [_head_of(len(message)) + message for message in messages]
         lengths = np.array(list(map(len, each)), dtype=np.uint32)
         crcs = np.array(list(map(google_crc32c.value, each)), dtype=np.uint32)

@@ -18,7 +18,7 @@ from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate_api.v1 import consumer_pb2, message_pb2
 
-_FEW = 16
+_FEW_DELIVERIES = 16
 """Up to so many messages, writing headers one by one costs less than the NumPy calls that many share."""
 _SPREAD = tuple(
     (np.uint64(shift), np.uint64(low))
@@ -36,7 +36,7 @@ _BATCH_HEAD = bytes((tag_of("batch", consumer_pb2.SubscribeResponse),))
 
 def encode_deliveries(batch: DeliveryBatch) -> bytes:
     """The messages of a batch as `repeated Delivery deliveries = 1`."""
-    if len(batch) <= _FEW:
+    if len(batch) <= _FEW_DELIVERIES:
         return _encode_few(batch)
     rows = batch.rows
     ids: list[tuple[int, Array]] = [(LEDGER_ID, batch.ledger_ids), (ENTRY_ID, batch.entry_ids)]

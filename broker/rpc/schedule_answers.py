@@ -31,7 +31,7 @@ _SCHEDULED_HEAD = bytes(
     (tag_of("scheduled", schedule_pb2.ListScheduledResponse, schedule_pb2.GetScheduledResponse),)
 )
 _MESSAGE_HEAD = bytes((tag_of("message", schedule_pb2.ScheduledMessage),))
-_FEW = 16
+_FEW_OUTCOMES = 16
 """Up to so many outcomes, writing them one by one costs less than the NumPy calls that many share."""
 
 
@@ -41,7 +41,7 @@ def encode_outcomes(outcomes: Sequence[Outcome], frame_bytes_max: int) -> bytes:
         return _encode_columns(
             outcomes.ledger_ids, outcomes.entry_ids, outcomes.results, outcomes.deliver_at_ms, []
         )
-    if len(outcomes) > _FEW and all(
+    if len(outcomes) > _FEW_OUTCOMES and all(
         outcome.position is not None and not outcome.delivered_to for outcome in outcomes
     ):
         return _encode_plain(outcomes)

@@ -49,7 +49,8 @@ Messages = tuple[RowColumn, list[bytes]]
 
 _ENTRY_BYTES = TIME.itemsize + ROW.itemsize
 _CRC_BYTES = 2 * 4
-_FEW = 64
+_FEW_WARM = 64
+"""Up to so many entries are read on the loop where they are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ class Ledger:
         if stored_count:
             some = entry_ids[:stored_count], self._written_bytes, bytes_max
             # A hop to the file thread and back costs more than reading a few entries that are in memory.
-            warm = self._storage.read_nowait(*some) if stored_count <= _FEW else None
+            warm = self._storage.read_nowait(*some) if stored_count <= _FEW_WARM else None
             stored = warm if warm is not None else await self._read(self._storage.read, *some)
             if stored_count == len(entry_ids):
                 return stored

@@ -29,7 +29,7 @@ from broker.storage.blocks import (
 
 RESTORE = "Restore this topic from a backup, or run `postdate-broker verify` to see what is left"
 
-FEW = 16
+FEW_READS = 16
 """Up to so many entries, reading one by one costs less than the NumPy calls that many share."""
 
 
@@ -111,7 +111,7 @@ class CheckedColumn:
                 if not self._verified[block]:
                     self._verify(file, block, None)
         itemsize = self._dtype.itemsize
-        if len(entry_ids) <= FEW:
+        if len(entry_ids) <= FEW_READS:
             offsets = [HEADER_BYTES + entry_id * itemsize for entry_id in entry_ids.tolist()]
             return np.frombuffer(b"".join([read_exactly(file, itemsize, at) for at in offsets]), self._dtype)
         ids = entry_ids.astype(np.int64)
@@ -168,7 +168,7 @@ def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Ar
 
 def read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
     """The frames of rows, one at least, that follow each other in the files; checked (FILES-3)."""
-    if len(rows) <= FEW:
+    if len(rows) <= FEW_READS:
         return _read_few(handles, rows, data_bytes)
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]

@@ -21,7 +21,7 @@ import numpy as np
 from broker.model import KeySpans, UInt64Column
 from broker.storage.octets import Octets
 
-_FEW = 8
+_FEW_KEYS = 8
 """Up to so many keys, numbers of Python cost less than the NumPy calls that many share."""
 
 _SEED = 0x9E3779B97F4A7C15
@@ -37,7 +37,7 @@ def hash_keys(keys: Collection[bytes]) -> UInt64Column:
 def hash_spans(keys: KeySpans) -> UInt64Column:
     """The hash of each message's key; 0 where there is none."""
     places = keys.places()
-    if len(places) <= _FEW:
+    if len(places) <= _FEW_KEYS:
         hashes = np.zeros(len(keys.starts), dtype=np.uint64)
         hashes[places] = [_hash(keys.key(place)) for place in places.tolist()]
         return hashes

@@ -36,7 +36,8 @@ _TRAILER = struct.Struct("<4sB3xQQI")
 _CRC = struct.Struct("<I")
 _MAGIC = b"PDLP"
 _VERSION = 1
-_FEW = 16
+_FEW_ENTRIES = 16
+"""Up to so many entries, a look at each of them costs less than the NumPy calls that many share."""
 
 
 class PresentTrailer(NamedTuple):
@@ -91,7 +92,7 @@ def decode_present(section: bytes, entry_count: int, present_count: int, path: s
 
 def find_places(present: BitMap, entry_ids: UInt32Column) -> tuple[Int64Column, npt.NDArray[np.bool_]]:
     """The place of each entry (rising ids), and whether it is there; the place counts only if it is."""
-    if len(entry_ids) <= _FEW:
+    if len(entry_ids) <= _FEW_ENTRIES:
         ids = entry_ids.tolist()
         there = np.fromiter((entry_id in present for entry_id in ids), np.bool_, len(ids))
         return np.fromiter((present.rank(entry_id) - 1 for entry_id in ids), np.int64, len(ids)), there

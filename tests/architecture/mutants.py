@@ -1,4 +1,4 @@
-"""Fifty faults that a test must catch, as changes of one place of the code: in storage, access, streams and pages.
+"""Faults that a test must catch, as changes of one place of the code: in storage, access, streams, pages and shards.
 
 Each stands for a promise that its room makes to whoever relies on it. `tests/architecture/test_mutants.py` applies them.
 """
@@ -422,5 +422,88 @@ MUTANTS = {
         '    is_ours = path.startswith("/") and not path.startswith(("//", "/\\\\")) and path.isprintable()',
         '    is_ours = path.startswith("/") and not path.startswith("//") and path.isprintable()',
         "tests/unit/web/test_guard.py::test_redirects_stay_here",
+    ),
+    "a frozen shard is waited for twice": Mutant(
+        "broker/shards/node_supervisor.py",
+        "            await self._wait_end({child.number: running[child.number]})",
+        "            await asyncio.wait([running[child.number]], timeout=process_stop_seconds(self._config))",
+        "tests/unit/shards/test_node_supervisor.py"
+        "::test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops",
+    ),
+    "a shard is handed over before the one before has an owner": Mutant(
+        "broker/shards/node_supervisor.py",
+        "            await self._wait_owner(child.number)",
+        "            pass",
+        "tests/unit/shards/test_node_supervisor.py"
+        "::test_a_shard_is_handed_over_once_the_one_before_has_another_owner",
+    ),
+    "a process that has ended follows its shard": Mutant(
+        "broker/shards/node_supervisor.py",
+        "._replace(progress=(), applied_time_ms=0)",
+        "._replace(progress=())",
+        "tests/unit/shards/test_node_supervisor.py::test_a_process_that_has_ended_follows_nothing",
+    ),
+    "silence of a shard counts with answers in between": Mutant(
+        "broker/shards/supervisor.py",
+        "silent_looks + 1 if readiness.is_silent else 0",
+        "silent_looks + readiness.is_silent",
+        "tests/unit/shards/test_node_supervisor.py::test_silence_counts_if_there_was_no_answer_in_between",
+    ),
+    "a shard that stops is killed for its silence": Mutant(
+        "broker/shards/supervisor.py",
+        " == child.starts and not self._stop.is_set()",
+        " == child.starts",
+        "tests/unit/shards/test_node_supervisor.py::test_a_process_that_stops_is_not_killed_for_its_silence",
+    ),
+    "a shard is handed over to who has not read of the owner": Mutant(
+        "broker/rpc/hand_over.py",
+        'metadata=(*_token(), (DIRECT, "1"))',
+        "metadata=_token()",
+        "tests/wire/test_node_fronts.py"
+        "::test_a_shard_is_handed_over_to_a_node_whose_own_process_has_read_of_the_owner",
+    ),
+    "nodes pass a call back and forth": Mutant(
+        "broker/rpc/shard_owners.py",
+        "        if connections is None or (is_direct and not is_here):",
+        "        if connections is None:",
+        "tests/wire/test_node_fronts.py::test_who_asks_for_the_owner_alone_is_told_where_it_is",
+    ),
+    "new shards of a cluster lie on one node": Mutant(
+        "broker/node/placement.py",
+        "        first = next(node for node in order if firsts[node] == fewest)",
+        "        first = min(order)",
+        "tests/unit/node/test_placement.py::test_shards_that_nobody_has_owned_are_spread_as_evenly_as_can_be",
+    ),
+    "shards that gave the same ids are put together": Mutant(
+        "broker/folder/reshard.py",
+        "        [ledger.ledger_id for topic in topics for ledger in topic.ledgers],\n",
+        "",
+        "tests/unit/folder/test_reshard.py::test_either_kind_of_ids_alone_is_refused",
+    ),
+    "a reshard that was cut stays cut": Mutant(
+        "broker/folder/reshard.py",
+        "            settle_shard_folders(vfs, root)\n            shards = read_shards(vfs, root)",
+        "            shards = read_shards(vfs, root)",
+        "tests/unit/folder/test_reshard.py::test_the_command_finishes_what_was_cut_once_all_was_made",
+    ),
+    "a shard that may have been there was away": Mutant(
+        "broker/folder/reshard.py",
+        "        return Alive(0)",
+        "        return None",
+        "tests/unit/folder/test_reshard.py"
+        "::test_a_damaged_record_of_absences_is_of_a_shard_that_may_always_have_been_there",
+    ),
+    "damage passes for a shard that was never started": Mutant(
+        "broker/storage/layout.py",
+        "    return not any(list_if_there(vfs, folder) for folder in (layout.journal, layout.topics))",
+        "    return True",
+        "tests/jobs/test_shards.py::test_a_shard_that_lost_its_root_manifest_is_damaged_and_not_unused",
+    ),
+    "partitions pass a limit of all": Mutant(
+        "clients/python/postdate/partitions.py",
+        "                each.finish()",
+        "                pass",
+        "tests/wire/test_sdk_partitions.py"
+        "::test_a_limit_is_for_all_partitions_and_what_was_sent_beyond_it_goes_back_uncounted",
     ),
 }

@@ -113,12 +113,12 @@ deliveries = st.tuples(
 @settings(max_examples=at_depth(fast=10, change=60, deep=600))
 @given(told=st.lists(deliveries, min_size=1, max_size=6))
 def test_both_ways_of_writing_are_read_alike(told: list[Told]):
-    batch, few = batch_of(told), encode._FEW
+    batch, few = batch_of(told), encode._FEW_DELIVERIES
     try:
-        for encode._FEW in (0, 100):
+        for encode._FEW_DELIVERIES in (0, 100):
             assert read(consumer_pb2.Batch.FromString(encode_deliveries(batch)).deliveries) == told
     finally:
-        encode._FEW = few
+        encode._FEW_DELIVERIES = few
 
 
 @given(value=upto((1 << 64) - 1))

@@ -99,7 +99,7 @@ async def test_entries_far_apart_in_large_files_are_found() -> None:
 async def test_few_entries_read_one_by_one_are_those_that_are_read_together(
     few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_reads, "FEW", few)
+    monkeypatch.setattr(ledger_reads, "FEW_READS", few)
     book = Book(new_vfs())
     book.append(200)
     book.append(200, size=50)

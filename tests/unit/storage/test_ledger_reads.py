@@ -9,7 +9,7 @@ from google_crc32c import value
 from broker.errors import Corrupt
 from broker.model import ROW, RowColumn
 from broker.storage.blocks import HEADER_BYTES, BlockChecksums
-from broker.storage.ledger_reads import FEW, ReadHandles, frames_within, read_footer, read_frames
+from broker.storage.ledger_reads import FEW_READS, ReadHandles, frames_within, read_footer, read_frames
 
 
 class Bytes:
@@ -40,7 +40,7 @@ def test_frames_are_counted_up_to_the_bound_and_one_at_least():
     assert [frames_within(rows, bytes_max) for bytes_max in (0, 2, 3, 5, 6, 7, 8)] == [1, 1, 1, 1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("count", [2, FEW + 2])
+@pytest.mark.parametrize("count", [2, FEW_READS + 2])
 def test_offsets_that_go_back_are_damage_though_the_frames_are_whole(count: int):
     data = b"".join(b"%04d" % n for n in range(count))
     file = Bytes(bytes(HEADER_BYTES) + data)

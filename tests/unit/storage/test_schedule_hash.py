@@ -45,7 +45,7 @@ def test_hashes_of_keys_are_for_life() -> None:
 @given(keys=keys_of_all_lengths, few=st.sampled_from([0, 8, 1_000]))
 def test_one_by_one_and_all_at_once_they_are_the_same(keys: list[bytes], few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule_hash, "_FEW", few)
+        patch.setattr(schedule_hash, "_FEW_KEYS", few)
         assert hash_keys(keys).tolist() == [plain(key) if key else 0 for key in keys]
 
 
@@ -62,7 +62,7 @@ def test_a_hash_of_zero_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     state = 8 * 0x9E3779B97F4A7C15 % 2**64
     key = state.to_bytes(8, "little")
     for few in (0, 1_000):
-        monkeypatch.setattr(schedule_hash, "_FEW", few)
+        monkeypatch.setattr(schedule_hash, "_FEW_KEYS", few)
         assert hash_keys([key, b"", b"a"])[:2].tolist() == [1, 0]
 
 
