@@ -211,7 +211,7 @@ class Runner:
             else:
                 _log.warning("the handler of a message failed: %r", message, exc_info=error)
         finally:
-            if self._running[name] is handling:
+            if self._running.get(name) is handling:
                 del self._running[name]
                 again = self._again.pop(name, None)
                 if again is not None:
