@@ -15,6 +15,8 @@ Invariants:
   RESHARD-3  Nothing is removed that `reshard` did not make or replace, and nothing by a start that is refused. Names of
       a folder without shards are not its own: before it makes them, the marker says "joining". Where they lie beside
       a marker that does not, somebody put them there, and the folder is refused.
+  RESHARD-4  Once every shard has served, the marker says "begun". A shard that holds nothing has then lost what it
+      held, as where a disk is not mounted, and the folder is refused: it would begin empty.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from broker.errors import Corrupt, Fenced, Refused
 from broker.observe.logs import get_logger
 from broker.runtime.vfs import File, Vfs, list_if_there, read_file, replace_file
-from broker.storage.layout import Layout, remove_tree
+from broker.storage.layout import Layout, is_unused, remove_tree
 
 log = get_logger(__name__)
 
@@ -57,6 +59,7 @@ class _Marker:
     shards: int
     is_moving: bool = False
     is_joining: bool = False
+    is_begun: bool = False
 
 
 def shard_folder(data_dir: str, number: int) -> str:
@@ -189,12 +192,26 @@ def read_shards(vfs: Vfs, data_dir: str) -> int:
 
 
 def write_shards(
-    vfs: Vfs, data_dir: str, shards: int, *, is_moving: bool = False, is_joining: bool = False
+    vfs: Vfs,
+    data_dir: str,
+    shards: int,
+    *,
+    is_moving: bool = False,
+    is_joining: bool = False,
+    is_begun: bool = False,
 ) -> None:
     """Say durably how many shards there are. `settle_shard_folders` has to follow `is_moving` and `is_joining`."""
     marker: dict[str, int | bool] = {"format": _FORMAT, "shards": shards}
-    marker |= {name: True for name, is_set in (("moving", is_moving), ("joining", is_joining)) if is_set}
+    flags = {"moving": is_moving, "joining": is_joining, "begun": is_begun}
+    marker |= {name: True for name, is_set in flags.items() if is_set}
     replace_file(vfs, f"{data_dir.rstrip('/')}/{_MARKER}", [json.dumps(marker).encode() + b"\n"])
+
+
+def note_begun(vfs: Vfs, data_dir: str) -> None:
+    """Say durably that every shard has served, if the marker does not yet."""
+    marker = _read_marker(vfs, data_dir)
+    if marker is not None and not marker.is_begun:
+        write_shards(vfs, data_dir, marker.shards, is_begun=True)
 
 
 def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
@@ -224,7 +241,7 @@ def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
     for number in sorted(new):
         vfs.rename(new_shard_folder(root, number), shard_folder(root, number))
     vfs.sync_dir(root)
-    write_shards(vfs, root, marker.shards)
+    write_shards(vfs, root, marker.shards, is_begun=True)
 
 
 def _remove_old(vfs: Vfs, root: str, names: Sequence[str]) -> None:
@@ -261,17 +278,19 @@ def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
         _check_moving(vfs, root, marker.shards)
     elif not marker.is_joining:
         _refuse_mixed(vfs, root, marker.shards)
+        if marker.is_begun:
+            _refuse_lost(vfs, root, marker.shards)
     return marker
 
 
 def _decode_marker(content: bytes) -> _Marker | None:
     try:
         values = json.loads(content)
-        shards, flags = values["shards"], (values.get("moving", False), values.get("joining", False))
+        shards, flags = values["shards"], [values.get(name, False) for name in ("moving", "joining", "begun")]
         known = (
             values["format"] == _FORMAT and type(shards) is int and all(type(flag) is bool for flag in flags)
         )
-        if known and not all(flags) and shards >= (1 if flags[0] else 2):
+        if known and sum(flags) <= 1 and shards >= (1 if flags[0] else 2):
             return _Marker(shards, *flags)
     except (ValueError, LookupError, TypeError, AttributeError):
         pass
@@ -293,6 +312,19 @@ def _check_moving(vfs: Vfs, root: str, shards: int) -> None:
             f"{root}/{_MARKER} says that a reshard to {shards} has made all, and {missing[0]} is not there",
             path=missing[0],
         )
+
+
+def _refuse_lost(vfs: Vfs, root: str, shards: int) -> None:
+    """Raise Corrupt if a shard holds nothing, though all of them have served."""
+    for number in range(shards):
+        folder = shard_folder(root, number)
+        if is_unused(vfs, Layout(folder)):
+            raise Corrupt(
+                f"{folder!r} holds nothing, though this shard has served before: its data was lost or is not mounted",
+                path=folder,
+                advice="mount it, or restore the whole directory from a backup; to give its messages up for good, take "
+                f'"begun" out of {root}/{_MARKER}',
+            )
 
 
 def _refuse_mixed(vfs: Vfs, root: str, shards: int) -> None:

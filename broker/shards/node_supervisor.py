@@ -97,6 +97,9 @@ class NodeSupervisor(ShardSupervisor):
             )
         return lock
 
+    def _note_begun(self) -> None:
+        """A shard of a cluster begins anew from its base, and may hold nothing."""
+
     def _make_front(self, host: FrontHost, addresses: Sequence[str]) -> ShardFront:
         self._owners = ClusterShards(
             host.config, self._node, addresses, lambda number: self._view(number).route

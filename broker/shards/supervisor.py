@@ -19,8 +19,9 @@ from contextlib import suppress
 from typing import Any
 
 from broker.config import BrokerConfig
+from broker.errors import Unavailable
 from broker.folder.backup import backup_folder
-from broker.folder.shard_folders import open_shard_folders
+from broker.folder.shard_folders import note_begun, open_shard_folders
 from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
@@ -85,6 +86,7 @@ class ShardSupervisor:
         self._not_ready: dict[int, str] = dict.fromkeys(numbers, "starting")
         self._ready_start: dict[int, int] = {}  # by shard: the start that was ready once
         self._is_serving = False
+        self._has_begun = False  # all shards have served since this process began
         self._page: asyncio.Task[bytes] | None = None
         self._counters = BrokerCounters()
         fitted, lowered = fit_descriptors(config, raise_descriptor_limit())
@@ -125,6 +127,13 @@ class ShardSupervisor:
     def _open_folder(self) -> File:
         """Return what holds the lock of the data directory, made if need be. Raises Fenced or Refused."""
         return open_shard_folders(LocalVfs(), self._config.data_dir, self._config.shards)
+
+    def _note_begun(self) -> None:
+        """Write down that every shard has served; the files are written once in the life of a data directory."""
+        try:
+            note_begun(LocalVfs(), self._config.data_dir)
+        except (OSError, Unavailable) as error:  # it is tried again at the next start
+            log.warning("Cannot write down that all shards have served", error=str(error))
 
     def _watches(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs for as long as the shards do."""
@@ -223,6 +232,9 @@ class ShardSupervisor:
             if bool(self._not_ready) == self._is_serving:
                 self._is_serving = not self._not_ready
                 self._tell_state()
+                if self._is_serving and not self._has_begun:
+                    self._has_begun = True
+                    self._note_begun()
             await asyncio.sleep(_FIRST_LOOK_SECONDS if reason is not None else _LOOK_SECONDS)
 
     def _kill_frozen(self, child: ShardChild, start: int) -> None:

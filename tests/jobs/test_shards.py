@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from broker.cli import main
 from broker.errors import Fenced
-from broker.folder.shard_folders import open_shard_folders, shard_folder
+from broker.folder.shard_folders import open_shard_folders, shard_folder, write_shards
 from broker.jobs.folder import open_folders
 from broker.jobs.reshard import reshard_folder
 from broker.jobs.verify import verify_folder
@@ -94,6 +94,7 @@ def unused(data: Path, made: str) -> int:
     """Leave a shard as a process leaves it that was killed before it had begun; return its number."""
     number = next(iter(topics_of(data).values()))
     folder = Path(shard_folder(str(data), number))
+    write_shards(VFS, str(data), SHARDS)  # not all of them have served
     shutil.rmtree(folder)
     if made != "nothing":
         folder.mkdir()

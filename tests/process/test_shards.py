@@ -173,6 +173,13 @@ async def test_children_end_with_their_supervisor_and_come_back_with_the_next(st
     again.process.send_signal(signal.SIGHUP)  # which ends nothing
     again.process.send_signal(signal.SIGTERM)
     assert await again.wait() == 0, again.lines[-20:]
+    (tmp_path / "d" / "shard-0001").rename(tmp_path / "not-mounted")
+    refused = await start(data_dir=str(tmp_path / "d"), shards=str(SHARDS), **SMALL)
+    assert await refused.wait() == 1
+    assert any("has served before" in line for line in refused.lines), refused.lines
+    (tmp_path / "not-mounted").rename(tmp_path / "d" / "shard-0001")
+    last = await start_shards(start, tmp_path / "d")
+    assert opened(last, 1)["topics"] == opened(again, 1)["topics"]
 
 
 def opened(broker: BrokerProcess, number: int) -> dict[str, Any]:

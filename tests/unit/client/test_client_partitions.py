@@ -120,3 +120,31 @@ async def test_what_comes_anew_while_its_ack_waits_is_not_begun_again_and_after_
             await running
     assert sorted(begun[2:]) == sorted([b"a", b"b"] * (new // 2))
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_handler_that_goes_on_after_its_nack_may_end_after_the_one_that_came_anew(
+    broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fill(client)
+    begun: list[bytes] = []
+    ended = 0
+    go = asyncio.Event()
+    async with consuming(client) as subscription:
+
+        async def handle(message: postdate.Message) -> None:
+            nonlocal ended
+            begun.append(message.payload)
+            if len(begun) <= 2:
+                await message.nack()
+                await go.wait()
+            ended += 1
+
+        running = asyncio.ensure_future(subscription.run(handle))
+        await until(lambda: acked(broker) == [1, 1])
+        go.set()
+        await until(lambda: ended == 4)
+        subscription.stop()
+        async with asyncio.timeout(10):
+            await running
+    assert sorted(begun) == [b"a", b"a", b"b", b"b"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from broker.cluster.creation import Cluster
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.shard_folders import (
     check_shards,
+    note_begun,
     open_shard_folders,
     prepare_folder,
     read_shards,
@@ -170,6 +172,33 @@ def test_what_a_reshard_left_is_removed_with_a_line_for_each(
     lines = [str(vars(record)) for record in caplog.records]
     assert len(lines) == len(gone) and all(any(f"{folder}/{name}" in line for line in lines) for name in gone)
     assert json.loads(Path(folder, "shards.json").read_text()) == {"format": 1, "shards": 2}
+
+
+@pytest.mark.parametrize("left", ["nothing", "a folder", "empty folders"])
+def test_a_shard_that_served_and_holds_nothing_is_lost_and_not_begun_anew(folder: str, left: str) -> None:
+    open_shard_folders(VFS, folder, 2).close()
+    for number in range(2):
+        fill_one_shard(shard_folder(folder, number))
+    note_begun(VFS, folder)
+    open_as(folder, 2)
+    lost = shard_folder(folder, 1)
+    shutil.rmtree(lost)
+    if left != "nothing":
+        Path(lost).mkdir()
+    if left == "empty folders":
+        Path(lost, "journal").mkdir()
+    before = tree(folder)
+    with pytest.raises(Corrupt, match="served before") as caught:
+        open_as(folder, 2)
+    assert caught.value.path == lost
+    for command in (["verify"], ["audit", "--engine=inline"], ["reshard", "--shards=3"]):
+        done = CliRunner().invoke(main, [command[0], folder, *command[1:]])
+        assert done.exit_code and "served before" in done.output, done.output
+    done = CliRunner().invoke(main, ["compact", f"--offline={folder}", "--engine=inline", "--apply"])
+    assert done.exit_code and "served before" in done.output, done.output
+    assert tree(folder) == before
+    write_shards(VFS, folder, 2)  # as the advice says
+    open_as(folder, 2)
 
 
 def test_two_supervisors_do_not_share_a_folder(folder: str) -> None:
