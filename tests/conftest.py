@@ -3,10 +3,12 @@
 import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.depth import DEPTH, load_profile
+from tests.lanes import TwoEnds, sort_items
 
 load_profile()
 
@@ -28,6 +30,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     deselected = {item for item in items if any(item.get_closest_marker(name) for name in left_out)}
     config.hook.pytest_deselected(items=list(deselected))
     items[:] = [item for item in items if item not in deselected]
+    if hasattr(config, "workerinput"):
+        sort_items(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoEnds | None:
+    """Share files among the test processes by `tests/lanes.py`."""
+    return TwoEnds(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

@@ -24,11 +24,13 @@ fi
 if [ "$#" -gt 0 ]; then
     exec "${pytest[@]}" "$@"
 fi
-# Work goes to whichever process is free. More of them than cores gained a few percent.
-together=("${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal)
 case $depth in
-    fast) exec "${together[@]}" tests/unit tests/model ;;
-    # Much of it is a compiler that works or a worker that waits. What a file builds is built once.
+    fast) exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal tests/unit tests/model ;;
+    # Much of it is a compiler that works or a worker that waits.
     packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
-    *) exec "${together[@]}" -m "not packaging" tests ;;
+    # Half of the test processes begin at tests that wait for most of their time (tests/lanes.py).
+    *)
+        exec "${pytest[@]}" -n "${TEST_PROCESSES:-$((2 * $(nproc)))}" --dist loadfile --no-loadscope-reorder \
+            -m "not packaging" tests
+        ;;
 esac
