@@ -40,6 +40,14 @@ def sdk_send_many(setup: Setup) -> Figures:
     return _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=8, each=False)
 
 
+def sdk_send_burst(setup: Setup) -> Figures:
+    """One list after the other, none in flight beside it; also each message's share of the client's CPU time."""
+    figures = _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=1, each=False)
+    if "use" in figures:
+        figures["client_ns"] = figures["use"]["client"] / figures["rate"] * 1e9
+    return figures
+
+
 def sdk_send_many_each(setup: Setup) -> Figures:
     return _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=8, each=True)
 
@@ -145,6 +153,7 @@ SCENARIOS: dict[str, Scenario] = {
     "produce-1kb": produce_1kb,
     "produce-by-100": produce_by_100,
     "sdk-send-many": sdk_send_many,
+    "sdk-send-burst": sdk_send_burst,
     "sdk-send-many-each": sdk_send_many_each,
     "sdk-send-linger": sdk_send_linger,
     "single": single,

@@ -17,6 +17,16 @@ ROWS = (
     Row("produce-1kb", "produce-1kb", "rate", "msg/s", "the same, 1 KB", 200_000),
     Row("produce-by-100", "produce-by-100", "rate", "msg/s", "the same, batches of 100 of 100 B", 250_000),
     Row("sdk-send-many", "sdk-send-many", "rate", "msg/s", "SDK, send_many of 1,000 of 100 B", 300_000),
+    Row("sdk-send-burst", "sdk-send-burst", "rate", "msg/s", "the same, one list in flight", 248_000),
+    Row(
+        "sdk-send-burst-client",
+        "sdk-send-burst",
+        "client_ns",
+        "ns",
+        "the same, CPU time of the client a message",
+        None,
+        "less",
+    ),
     Row(
         "sdk-send-linger",
         "sdk-send-linger",
