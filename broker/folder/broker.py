@@ -56,6 +56,7 @@ from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.manifest import BrokerImage
 from broker.storage.records import Record
 from broker.storage.segment import Group
+from broker.subscriptions.reasons import ReasonsMemory
 from broker.topics.dead_letters import DeadLetters
 from broker.topics.intake import Accepted, check_first
 from broker.topics.key_services import KeyServices
@@ -143,11 +144,11 @@ class Broker:
             config.dedup_memory_bytes_max,
             config.tuning.reclaim_interval_ms,
         )
+        self.reasons_memory = ReasonsMemory(clock)
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
         self._appended_at_look = self._unwritten_at_look = 0
-        self._disk_full = False
-        self._draining = False
+        self._disk_full = self._draining = False
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -433,6 +434,7 @@ class Broker:
                 ),
             ),
             dedup_memory=self.dedup_memory,
+            reasons_memory=self.reasons_memory,
         )
         self.registry.bind(services)
         for image in manifests.topics:

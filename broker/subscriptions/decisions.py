@@ -130,13 +130,19 @@ class Decisions:
         text: str,
     ) -> asyncio.Future[None]:
         keeps_place = self._by_key and reason is not ReturnReason.NACKED
+        memory = self._services.reasons_memory
+        room = memory.take(count_entries(entries), text) if text else 0
         try:
-            done = self._services.submit(GivenBack(*self._ids, reason, not_before_ms, entries, text))
+            done = self._services.submit(
+                GivenBack(*self._ids, reason, not_before_ms, entries, text if room else "")
+            )
         except Unavailable:
+            memory.give_back(room)
             # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with
             # the process.
             self._states.taken_back(consumer_id, entries, not_before_ms, keeps_place=keeps_place)
             raise
+        done.add_done_callback(lambda _: memory.give_back(room))
         self._states.returning(consumer_id, entries, keeps_place=keeps_place)
         return forget_result(done)
 

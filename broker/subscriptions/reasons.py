@@ -23,8 +23,42 @@ log = get_logger(__name__)
 
 REASONS_BYTES_MAX = MIB
 """Of one subscription; the oldest reasons are forgotten first."""
+ALL_REASONS_BYTES_MAX = 64 * MIB
+"""Of all subscriptions of a broker; beyond it no further ones are kept."""
 REASON_OVERHEAD_BYTES = 320
 """Bytes that it takes to keep a reason, beside its text."""
+
+
+class ReasonsMemory:
+    """Bytes of the reasons of all subscriptions.
+
+    A nack asks for room before its record is submitted, and who applies the record does not: so what is kept is the
+    same wherever that is, whatever else is kept there.
+    """
+
+    def __init__(self, clock: Clock, bytes_max: int = ALL_REASONS_BYTES_MAX) -> None:
+        self.held_bytes: int = 0
+        """Of those that are kept."""
+        self._bytes_max = bytes_max
+        self._coming_bytes = 0  # of records on their way
+        self._notice = CountedNotice(clock)
+
+    def take(self, count: int, text: str) -> int:
+        """Room for the reason of so many messages that come back, to be given back once it is kept; 0: none."""
+        bytes_ = min(count * _size_of(text), REASONS_BYTES_MAX)
+        if self.held_bytes + self._coming_bytes + bytes_ > self._bytes_max:
+            if messages := self._notice.note(count):
+                log.warning(
+                    "Reasons of nacks are not kept: those of all subscriptions take too much memory",
+                    messages=messages,
+                    bytes_max=self._bytes_max,
+                )
+            return 0
+        self._coming_bytes += bytes_
+        return bytes_
+
+    def give_back(self, bytes_: int) -> None:
+        self._coming_bytes -= bytes_
 
 
 class Reasons:
@@ -35,7 +69,8 @@ class Reasons:
           `texts`.
     """
 
-    def __init__(self, texts: Mapping[Position, str] | None = None) -> None:
+    def __init__(self, memory: ReasonsMemory, texts: Mapping[Position, str] | None = None) -> None:
+        self._memory = memory
         self.texts: OrderedDict[Position, str] = OrderedDict()  # oldest first
         self._noted: Entries = {}
         self._bytes = 0
@@ -45,6 +80,7 @@ class Reasons:
     def note(self, entries: Entries, text: str) -> None:
         """Messages came back for this reason. Costs what is kept, however many came back."""
         self.forget(entries)
+        before = self._bytes
         room = REASONS_BYTES_MAX // _size_of(text)
         for ledger_id, bitmap in entries.items():
             kept = bitmap[:room]
@@ -58,14 +94,24 @@ class Reasons:
             (ledger_id, entry_id), oldest = self.texts.popitem(last=False)
             remove_entries(self._noted, {ledger_id: BitMap([entry_id])})
             self._bytes -= _size_of(oldest)
+        self._memory.held_bytes += self._bytes - before
 
     def forget(self, entries: Entries) -> None:
         """Messages are done. Costs what is found, however much is noted."""
         noted = common_entries(entries, self._noted)
         remove_entries(self._noted, noted)
+        before = self._bytes
         for ledger_id, bitmap in noted.items():
             for entry_id in bitmap:
                 self._bytes -= _size_of(self.texts.pop(Position(ledger_id, entry_id)))
+        self._memory.held_bytes += self._bytes - before
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.texts.clear()
+        self._noted.clear()
+        self._memory.held_bytes -= self._bytes
+        self._bytes = 0
 
     def of(self, position: Position) -> str:
         """Return the reason of a message's last nack; empty if there was none or it was forgotten."""

@@ -16,6 +16,7 @@ from broker.storage.log import RecordsUnderWay
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog
+from broker.subscriptions.reasons import ReasonsMemory
 from broker.topic_shards import TopicShard
 
 
@@ -77,4 +78,5 @@ class SubscriptionServices:
     rng: random.Random
     submit: Callable[[Record], asyncio.Future[None]]
     dead_letter_sink: DeadLetterSink
+    reasons_memory: ReasonsMemory
     topic_shard: TopicShard

@@ -82,7 +82,7 @@ class Subscription:
         )
         # durable
         self.attempts = Attempts(cursor.attempts if cursor else None)
-        self.reasons = Reasons(cursor.reasons if cursor else None)
+        self.reasons = Reasons(services.reasons_memory, cursor.reasons if cursor else None)
         self.dead_letters: Entries = cursor.dead_letters if cursor else {}
         """Entries of the dead-letter topic that were given up here and may still be held."""
         self.cursor_file = image.cursor_file
@@ -208,7 +208,7 @@ class Subscription:
         self.image = replace(self.image, start=record.start, mark=record.start)
         self.states.sought(record.start)
         self.attempts.clear()
-        self.reasons = Reasons()
+        self.reasons.clear()
         self.changed = True
         self._end_streams()
         self.work.set()

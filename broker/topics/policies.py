@@ -25,6 +25,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
+from broker.subscriptions.reasons import ReasonsMemory
 from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
 from broker.subscriptions.types import SubscriptionType
 
@@ -78,6 +79,7 @@ def subscription_services(
     rng: random.Random,
     submit: Callable[[Record], asyncio.Future[None]],
     dead_letter_sink: DeadLetterSink,
+    reasons_memory: ReasonsMemory,
 ) -> SubscriptionServices:
     """Return the services that the subscriptions of a topic share."""
     return SubscriptionServices(
@@ -94,5 +96,6 @@ def subscription_services(
         rng=rng,
         submit=submit,
         dead_letter_sink=dead_letter_sink,
+        reasons_memory=reasons_memory,
         topic_shard=config.topic_shard,
     )

@@ -52,6 +52,7 @@ from broker.storage.records import (
     Transferred,
 )
 from broker.subscriptions.giving_up import DeadLetterSink
+from broker.subscriptions.reasons import ReasonsMemory
 from broker.subscriptions.services import SubscriptionServices
 from broker.subscriptions.subscription import Subscription
 from broker.topics.component import Applier, Capture, Component
@@ -114,13 +115,21 @@ class TopicServices:
     dead_letter_sink: DeadLetterSink
     keys: KeyServices
     dedup_memory: DedupMemory
+    reasons_memory: ReasonsMemory
 
     def of_subscriptions(
         self, topic_name: str, submit: Callable[[Record], asyncio.Future[None]]
     ) -> SubscriptionServices:
         """Return those that the subscriptions of a topic share."""
         return subscription_services(
-            topic_name, self.config, self.clock, self.ownership, self.rng, submit, self.dead_letter_sink
+            topic_name,
+            self.config,
+            self.clock,
+            self.ownership,
+            self.rng,
+            submit,
+            self.dead_letter_sink,
+            self.reasons_memory,
         )
 
 

@@ -403,6 +403,7 @@ def _settle_cancelled(subscription: Subscription, entries: Entries) -> None:
 
 def _end(subscription: Subscription, gone: NotFound) -> None:
     subscription.deleted = True
+    subscription.reasons.clear()
     for consumer in subscription.consumers:
         consumer.close(gone)
 

@@ -506,4 +506,64 @@ MUTANTS = {
         "tests/wire/test_sdk_partitions.py"
         "::test_a_limit_is_for_all_partitions_and_what_was_sent_beyond_it_goes_back_uncounted",
     ),
+    "a connection that a front shares is closed for one client": Mutant(
+        "broker/rpc/unread_clients.py",
+        "    if not _TAG.fullmatch(tag):\n",
+        "    if tag or not _TAG.fullmatch(tag):\n",
+        "tests/wire/test_unread_behind_front.py::test_the_connection_of_a_standby_outlives_a_client_that_does_not_read",
+    ),
+    "who says that it is a front is never closed": Mutant(
+        "broker/rpc/unread_clients.py",
+        "call_later(FRONT_SECONDS, _close, peer)",
+        "call_later(1e9, _close, peer)",
+        "tests/unit/rpc/test_unread_clients.py::test_who_only_says_that_it_is_a_front_gains_a_few_seconds",
+    ),
+    "a connection is looked for once a call": Mutant(
+        "broker/rpc/unread_clients.py",
+        "    if peer is None or peer in _closing:\n",
+        "    if peer is None:\n",
+        "tests/unit/rpc/test_unread_clients.py::test_a_connection_without_a_tag_is_closed_at_once_and_once",
+    ),
+    "young answers are cut first": Mutant(
+        "broker/rpc/forward.py",
+        "(answer.since_ns <= late or ",
+        "(True or ",
+        "tests/wire/test_front.py::test_answers_that_stalled_give_way_first_then_calls_then_young_answers",
+    ),
+    "calls that the loop has not seen yet are refused at random": Mutant(
+        "broker/rpc/port.py",
+        '    "grpc.server.max_pending_requests": 10_000,\n    "grpc.server.max_pending_requests_hard_limit": 10_000,\n',
+        "",
+        "tests/wire/test_server_options.py::test_calls_that_arrive_while_the_broker_is_busy_are_not_refused",
+    ),
+    "reasons of all subscriptions have no bound": Mutant(
+        "broker/subscriptions/decisions.py",
+        'entries, text if room else "")',
+        "entries, text)",
+        "tests/unit/topics/test_limits.py::test_reasons_of_nacks_of_all_subscriptions_are_bounded",
+    ),
+    "the limit of open files is not raised": Mutant(
+        "broker/runtime/descriptors.py",
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))",
+        "        pass",
+        "tests/unit/runtime/test_descriptors.py::test_the_limit_is_raised_to_what_the_system_allows",
+    ),
+    "connections take the last descriptors from files": Mutant(
+        "broker/runtime/spare_files.py",
+        "            return self._open_with_spare(path, flags, error)",
+        "            raise",
+        "tests/unit/runtime/test_vfs.py::test_files_open_with_spares_while_no_descriptors_are_left_and_spares_come_back",
+    ),
+    "a file that is opened with a spare is everybody's": Mutant(
+        "broker/runtime/spare_files.py",
+        "                return os.open(path, flags, 0o600)",
+        "                return os.open(path, flags, 0o644)",
+        "tests/unit/runtime/test_vfs.py::test_files_open_with_spares_while_no_descriptors_are_left_and_spares_come_back",
+    ),
+    "silence on a connection lasts for ever": Mutant(
+        "broker/rpc/port.py",
+        '    "grpc.max_connection_idle_ms": 300_000,\n',
+        "",
+        "tests/wire/test_server_options.py::test_connections_without_calls_are_closed",
+    ),
 }

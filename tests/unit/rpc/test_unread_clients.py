@@ -93,7 +93,7 @@ def in_sim(work: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("direct", ["", "1", "f", "f" + "1" * 16, "f1 f2", "front"])
-def test_a_connection_without_a_mark_is_closed_at_once_and_once(
+def test_a_connection_without_a_tag_is_closed_at_once_and_once(
     closer: Closer, caplog: pytest.LogCaptureFixture, direct: str
 ) -> None:
     async def work() -> None:

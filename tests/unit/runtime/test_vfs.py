@@ -411,6 +411,7 @@ def test_files_open_with_spares_while_no_descriptors_are_left_and_spares_come_ba
         file = vfs.open(f"{folder}/file", create=True)
         vfs.sync_dir(folder)
         assert vfs.list_dir(folder) == ["file"]
+        assert stat.S_IMODE(os.stat(f"{folder}/file").st_mode) == 0o600
         assert len(spares) < 3
         held = [vfs.open(f"{folder}/file") for _ in range(table.free + len(spares))]
         with pytest.raises(OSError, match="Too many open files"):

@@ -15,9 +15,10 @@ import pytest
 from pyroaring import BitMap
 
 from broker.model import Entries
+from broker.runtime.clock import SystemClock
 from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.leases import Leases
-from broker.subscriptions.reasons import Reasons
+from broker.subscriptions.reasons import Reasons, ReasonsMemory
 from broker.subscriptions.redelivery import RedeliveryQueue
 
 FEW, MANY = 250, 1_500
@@ -94,13 +95,13 @@ def _count_attempts(count: int, each: Callable[[int], Entries]) -> None:
 
 
 def _note_reasons(count: int, each: Callable[[int], Entries]) -> None:
-    reasons = Reasons()
+    reasons = Reasons(ReasonsMemory(SystemClock()))
     for now in range(count):
         reasons.note(each(now), "r" * 1_000)  # more than are kept, where there are many
 
 
 def _forget_reasons(count: int, each: Callable[[int], Entries]) -> None:
-    reasons = Reasons()
+    reasons = Reasons(ReasonsMemory(SystemClock()))
     reasons.note({1: BitMap(range(count))}, "boom")
     for now in range(count):
         reasons.forget(each(now))

@@ -10,6 +10,7 @@ import pytest
 
 from broker.errors import LimitReached
 from broker.policy import TRACKER_MEMORY, EffectiveSubscriptionPolicy, SubscriptionPolicy, TopicPolicy
+from broker.subscriptions.reasons import REASON_OVERHEAD_BYTES
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -74,6 +75,31 @@ def test_a_limit_counts_what_is_under_way(
             await create(node, 3 * LIMIT)
 
     run(scenario, **{setting: LIMIT})
+
+
+def test_reasons_of_nacks_of_all_subscriptions_are_bounded() -> None:
+    """Also while many come at once; what is deleted or begins elsewhere gives its part back."""
+
+    async def scenario(node: Node) -> None:
+        memory = node.broker.reasons_memory
+        memory._bytes_max = 14_000
+        inboxes = [await node.subscribe("t", f"s{number}") for number in range(LIMIT)]
+        await node.produce("t", [Outgoing(b"x")] * 20)
+        for inbox in inboxes:
+            await inbox.wait(20)
+        await asyncio.gather(
+            *(inbox.nack([each.position for each in inbox.received], 60_000, "boom") for inbox in inboxes)
+        )
+        kept = [len(inbox.subscription.reasons.texts) for inbox in inboxes]
+        assert sorted(kept) == [0, 20, 20]
+        assert memory._coming_bytes == 0
+        assert memory.held_bytes == sum(kept) * (REASON_OVERHEAD_BYTES + len("boom"))
+        topic = node.broker.registry.topic("t")
+        for inbox in inboxes:
+            await topic.subscriptions.delete(inbox.subscription.name)
+        assert memory.held_bytes == 0
+
+    run(scenario)
 
 
 def test_what_was_appended_since_the_last_look_at_the_disk_counts(monkeypatch: pytest.MonkeyPatch) -> None:
