@@ -26,6 +26,7 @@ from broker.observe.metrics import BrokerCounters, ClusterSnapshot
 from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
 from broker.runtime.ownership import AlwaysOwner
+from broker.runtime.supervise import Supervisor
 from broker.server import OwnedShard, Server
 from postdate import _link, _owner, _pipeline, _rpc
 from tests.configs import broker_config
@@ -53,6 +54,7 @@ class Nodes:
         self.believes: dict[str, OwnerRoute] = {}  # those who know another owner than there is
         self.server: Server
         self._fronts: dict[str, Front] = {}
+        self._supervisor = Supervisor(lambda name, error: None)
 
     @property
     def address(self) -> str:
@@ -91,7 +93,7 @@ class Nodes:
         for name in names:
             config = broker_config(grpc_address=self.addresses[name])
             front = Front(FrontHost(config, SystemClock(), BrokerCounters()), self._view(name))
-            await front.start()
+            await front.start(self._supervisor.spawn_lasting)
             self._fronts[name] = front
 
     async def lose_owner(self) -> None:
@@ -101,6 +103,7 @@ class Nodes:
         self.owner = ""
 
     async def stop(self) -> None:
+        await within(self._supervisor.stop())
         for front in self._fronts.values():
             await front.stop()
         if self.owner:
