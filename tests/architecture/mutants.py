@@ -566,4 +566,58 @@ MUTANTS = {
         "",
         "tests/wire/test_server_options.py::test_connections_without_calls_are_closed",
     ),
+    "reclaim ends with a visit that could record nothing": Mutant(
+        "broker/folder/retention.py",
+        "                with contextlib.suppress(Unavailable):\n                    self._visit(topic)",
+        "                self._visit(topic)",
+        "tests/unit/folder/test_retention_races.py::test_reclaim_goes_on_after_a_visit_that_could_record_nothing",
+    ),
+    "a file of tokens is everybody's, and nothing is said": Mutant(
+        "broker/rpc/access.py",
+        "    if config.tokens_file and os.stat(config.tokens_file).st_mode & stat.S_IROTH:",
+        "    if False:",
+        "tests/unit/rpc/test_access_files.py::test_a_file_of_tokens_that_every_user_can_read_is_told",
+    ),
+    "a configuration with secrets is everybody's": Mutant(
+        "broker/config.py",
+        "    if secrets and os.stat(path).st_mode & stat.S_IROTH:",
+        "    if False:",
+        "tests/unit/test_config.py::test_secrets_are_never_shown",
+    ),
+    "rights that were withdrawn stay after a read that failed": Mutant(
+        "broker/rpc/watched_file.py",
+        "        try:\n            self.value = self._make()",
+        "        self._stamps = stamps\n        try:\n            self.value = self._make()",
+        "tests/unit/rpc/test_watched_file.py::test_change_that_could_not_be_read_in_passing_is_taken_at_the_next_look",
+    ),
+    "what waits for the journal takes nothing of the reserve": Mutant(
+        "broker/folder/broker.py",
+        "self.journal.appended_bytes + self.journal.pending_bytes - self._appended_at_look",
+        "self.journal.appended_bytes - self._appended_at_look",
+        "tests/unit/topics/test_limits.py::test_what_was_accepted_and_is_not_on_the_disk_yet_counts",
+    ),
+    "subscriptions on their way do not count": Mutant(
+        "broker/topics/topic_subscriptions.py",
+        " for subscription in self._by_id.values()} | self._creating.keys()",
+        " for subscription in self._by_id.values()}",
+        "tests/unit/topics/test_limits.py::test_a_limit_counts_what_is_under_way",
+    ),
+    "metrics answer to foreign names": Mutant(
+        "broker/web/application.py",
+        "        if is_foreign(request):\n            return _line(421, _FOREIGN)\n        return web.Response(body=await render",
+        "        return web.Response(body=await render",
+        "tests/unit/web/test_pages.py::test_another_host_name_gets_nothing_but_machines_do",
+    ),
+    "pages are open beside access control": Mutant(
+        "broker/web/guard.py",
+        "        return self._is_open and not is_passed_on",
+        "        return not is_passed_on",
+        "tests/unit/web/test_guard.py::test_reading_is_open_on_this_machine_only",
+    ),
+    "one damaged message stops a batch": Mutant(
+        "broker/subscriptions/handout.py",
+        "                salvaged = await read_around_damage(log, ledger_id, entry_ids, bytes_max)",
+        "                raise",
+        "tests/wire/test_damage.py::test_a_damaged_message_is_set_aside_and_its_stream_goes_on",
+    ),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.errors import Corrupt, Unavailable
+from broker.folder.retention import Reclaimer
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position
 from broker.storage.log import TopicLog
@@ -277,6 +278,28 @@ def test_one_failed_read_ends_neither_reclaim_nor_the_broker(
         async with asyncio.timeout(30):
             while topic.log.entry_count(gone[0].ledger_id) is not None:  # and this one at a later visit
                 await asyncio.sleep(0.1)
+        return node
+
+    run(scenario, reclaim_interval_ms=1_000)
+
+
+def test_reclaim_goes_on_after_a_visit_that_could_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a journal that has failed is the end of it, and that tells of itself."""
+    visited: list[str] = []
+
+    def visit(_: Reclaimer, topic: Topic) -> None:
+        visited.append(topic.name)
+        if len(visited) == 1:
+            raise Unavailable("It cannot be read just now")
+
+    monkeypatch.setattr(Reclaimer, "_visit", visit)
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription("t", "s")
+        async with asyncio.timeout(3_600):
+            while len(visited) < 3:
+                await asyncio.sleep(1)
+        assert "reclaim" in node.broker.supervisor.names()
         return node
 
     run(scenario, reclaim_interval_ms=1_000)

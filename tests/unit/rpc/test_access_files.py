@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -15,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Unauthenticated
-from broker.rpc import access_identity, json_web_tokens
+from broker.rpc import access, access_identity, json_web_tokens
 from broker.rpc.access_grants import parse_grants
 from broker.rpc.access_identity import Authenticator, Shown, TokenHash, parse_tokens
 from broker.rpc.access_rules import Ask, Right, SubscriptionScope, TopicScope
 from broker.rpc.json_web_tokens import JwtRules, parse_algorithms, parse_jwt_keys
 from broker.settings import ConfigError
+from tests.configs import broker_config
 
 HASH = "ab" * 32
 
@@ -324,3 +326,14 @@ def test_wrong_keys_are_refused(text: str, told: str) -> None:
 def test_algorithms_are_asymmetric_ones(text: str) -> None:
     with pytest.raises(ConfigError, match="jwt_algorithms names"):
         parse_algorithms(text)
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o644, True), (0o640, False)])
+def test_a_file_of_tokens_that_every_user_can_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warns: bool
+) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text("")
+    path.chmod(mode)
+    access._read_authenticator(broker_config(tokens_file=str(path)))
+    assert ["every user" in each.getMessage() for each in caplog.records] == [True] * warns
