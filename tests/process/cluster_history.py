@@ -40,19 +40,20 @@ class History:
     violations: list[str] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
     answer_gaps_s: list[float] = field(default_factory=list)
-    _answered_at: float | None = None
+    _answered_at: dict[str, float] = field(default_factory=dict)
 
     def begins(self, number: int, due_ms: int) -> None:
         self.sent[number] = Sent(due_ms)
 
-    def answered(self, number: int, message_id: str, now_s: float) -> None:
-        """A produce was answered: the message is there for good, at one position."""
+    def answered(self, number: int, message_id: str, now_s: float, topic: str = "") -> None:
+        """A produce was answered: the message is there for good, at one position of its topic."""
         self.sent[number].is_answered = True
-        if self.ids.setdefault(message_id, number) != number:
-            self.violations.append(f"{message_id} was answered for {self.ids[message_id]} and for {number}")
-        if self._answered_at is not None:
-            self.answer_gaps_s.append(now_s - self._answered_at)
-        self._answered_at = now_s
+        place = f"{topic} {message_id}"
+        if self.ids.setdefault(place, number) != number:
+            self.violations.append(f"{place} was answered for {self.ids[place]} and for {number}")
+        if topic in self._answered_at:
+            self.answer_gaps_s.append(now_s - self._answered_at[topic])
+        self._answered_at[topic] = now_s
 
     def moves(self, number: int, due_ms: int) -> None:
         """A move is asked for: until it is answered either time may hold."""

@@ -4,8 +4,9 @@
 
 The store is a real S3-compatible server (`tests/s3_server.py`), each node behind a proxy of its own that can be cut. With
 `--site file` it is a folder, which cannot be cut; with `--site namespaces` nodes, store and clients are in network
-namespaces of their own, which only root can make (`cluster_sites.py`). It ends with the counts as JSON, and with status 1 if a
-promise was broken.
+namespaces of their own, which only root can make (`cluster_sites.py`). With `--shards 8` each node has a process for each of eight
+shards: in turn all processes of a node are killed or frozen, or that of one shard alone. It ends with the counts as JSON, and
+with status 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 
 import postdate
+from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.process.cluster_history import History
 from tests.process.cluster_sites import NODES, SITES, FileSite
+from tests.process.test_shards import shard_processes
 from tests.s3_server import CREDENTIALS
 
 ROOT = Path(__file__).parents[2]
-TOPIC = "orders"
+PROCESS_KINDS = ("process", "frozen process")
+"""Faults of one shard's process, where a node has several."""
 SUBSCRIPTIONS = ("billing", "audit")
 LEASE_MS = 4_000
 FAULT_LEASES = (2.75, 5.0)
@@ -40,6 +45,12 @@ FAULT_LEASES = (2.75, 5.0)
 SETTLE_SECONDS = 60.0
 WAITING_MAX = 5_000
 """Messages without an answer: while nobody owns the shard they gather."""
+
+
+def topic_names(shards: int) -> tuple[str, ...]:
+    """Return a topic of each shard."""
+    names = ["orders", *(f"orders-{number}" for number in range(100 * shards))]
+    return tuple(next(name for name in names if shard_of(name, shards) == number) for number in range(shards))
 
 
 def now_ms() -> int:
@@ -79,16 +90,27 @@ class Member:
                     await self.process.wait()
 
     def send(self, number: int) -> None:
+        """Signal the node, with the processes of its shards."""
         assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        for pid in (self.process.pid, *self.shards().values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def shards(self) -> dict[int, int]:
+        """Return the process of each shard, where a node has several."""
+        assert self.process is not None
+        # The node may be a child of the command that puts it into its place.
+        return dict(shard_processes(self.process.pid)) or {
+            number: pid for child in child_pids(self.process.pid) for number, pid in shard_processes(child)
+        }
 
 
 class Load:
     """Producers, consumers and those who change what waits, all of them through the SDK."""
 
-    def __init__(self, address: str, seed: int, rate: float) -> None:
+    def __init__(self, address: str, seed: int, rate: float, topics: tuple[str, ...]) -> None:
         self.history = History()
+        self.topics = topics
         self._address = address
         self._rng = random.Random(seed)
         self._rate = rate
@@ -102,19 +124,22 @@ class Load:
     async def produce(self) -> None:
         """Send messages of which most are delayed, at a steady rate, whatever becomes of each."""
         name = f"producer-{self._rng.random()}"
-        async with (
-            self.connect() as client,
-            client.producer(TOPIC, producer_name=name) as producer,
-            asyncio.TaskGroup() as group,
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self.connect())
+            producers = {
+                topic: await stack.enter_async_context(client.producer(topic, producer_name=name))
+                for topic in self.topics
+            }
+            group = await stack.enter_async_context(asyncio.TaskGroup())
             waiting: set[asyncio.Task[None]] = set()
             while self.producing:
                 waiting = {task for task in waiting if not task.done()}
                 if len(waiting) < WAITING_MAX:
-                    waiting.add(group.create_task(self._produce_one(client, producer)))
+                    topic = self._rng.choice(self.topics)
+                    waiting.add(group.create_task(self._produce_one(client, topic, producers[topic])))
                 await asyncio.sleep(self._rng.expovariate(self._rate))
 
-    async def _produce_one(self, client: postdate.Client, producer: postdate.Producer) -> None:
+    async def _produce_one(self, client: postdate.Client, topic: str, producer: postdate.Producer) -> None:
         self._number += 1
         number = self._number
         due_ms = now_ms() + self._rng.choice((0, 50, 500, 3_000, self._rng.randrange(1, 20_000)))
@@ -126,17 +151,17 @@ class Load:
         except postdate.PostdateError as error:
             self.errors[f"send: {type(error).__name__}"] += 1
             return
-        self.history.answered(number, str(receipt.id), time.monotonic())
+        self.history.answered(number, str(receipt.id), time.monotonic(), topic)
         if self._rng.random() < 0.1:
-            await self._change(client, number)
+            await self._change(client, topic, number)
 
-    async def _change(self, client: postdate.Client, number: int) -> None:
+    async def _change(self, client: postdate.Client, topic: str, number: int) -> None:
         """Cancel or move a message while it waits, if it still does."""
         key = f"order/{number}"
         try:
             if self._rng.random() < 0.5:
                 self.history.cancels(number)
-                outcome = await client.schedule.cancel(TOPIC, schedule_key=key)
+                outcome = await client.schedule.cancel(topic, schedule_key=key)
                 if outcome.done:
                     self.history.cancelled(number, time.monotonic())
                 else:
@@ -144,16 +169,16 @@ class Load:
             else:
                 due_ms = now_ms() + self._rng.randrange(1, 10_000)
                 self.history.moves(number, due_ms)
-                outcome = await client.schedule.move(TOPIC, schedule_key=key, deliver_at=moment(due_ms))
+                outcome = await client.schedule.move(topic, schedule_key=key, deliver_at=moment(due_ms))
                 if outcome.done:
                     self.history.moved(number, due_ms)
         except postdate.PostdateError as error:
             self.errors[f"change: {type(error).__name__}"] += 1
 
-    async def consume(self, name: str) -> None:
+    async def consume(self, topic: str, name: str) -> None:
         async with (
             self.connect() as client,
-            client.subscribe(TOPIC, name, permits=1_000) as subscription,
+            client.subscribe(topic, name, permits=1_000) as subscription,
             asyncio.TaskGroup() as group,
         ):
             async for message in subscription:
@@ -183,10 +208,20 @@ class Run:
         self.rng = random.Random(options.seed)
         self.site: FileSite = SITES[options.site](folder, self.rng)
         self.addresses = self.site.addresses
-        self.load = Load(",".join(self.addresses.values()), options.seed, options.rate)
+        self.shards: int = options.shards
+        self.kinds = self.site.kinds + (PROCESS_KINDS if self.shards > 1 else ())
+        self.load = Load(
+            ",".join(self.addresses.values()), options.seed, options.rate, topic_names(self.shards)
+        )
         self.faults: Counter[str] = Counter()
         self.members: dict[str, Member] = {}
-        self.epoch = 0
+        self.owners: dict[int, tuple[int, str]] = {}
+        """Of each shard the highest epoch that was seen, and its owner then."""
+
+    @property
+    def epochs(self) -> int:
+        """Return the epochs of all shards together: the first one of each, and all take-overs."""
+        return sum(epoch for epoch, _ in self.owners.values())
 
     async def go(self) -> bool:
         """Make the cluster, load it, break it; return whether every promise was kept."""
@@ -194,8 +229,12 @@ class Run:
             await self._make_members(stack)
             lives = [asyncio.create_task(member.live()) for member in self.members.values()]
             stack.push_async_callback(cancel, lives)
-            await self._wait_owner(120)
-            consumers = [asyncio.create_task(self.load.consume(name)) for name in SUBSCRIPTIONS]
+            await self._wait_owners(120)
+            consumers = [
+                asyncio.create_task(self.load.consume(topic, name))
+                for topic in self.load.topics
+                for name in SUBSCRIPTIONS
+            ]
             stack.push_async_callback(cancel, consumers)
             await asyncio.sleep(
                 2
@@ -217,7 +256,7 @@ class Run:
     async def _make_members(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.site.up())
         created = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "broker", "cluster", "create", self.site.create_url, cwd=ROOT, env={**os.environ, **CREDENTIALS}
+            sys.executable, "-m", "broker", "cluster", "create", self.site.create_url, f"--shards={self.shards}", cwd=ROOT, env={**os.environ, **CREDENTIALS}
         )  # fmt: skip
         assert await created.wait() == 0
         nodes = ",".join(f"{name}={address}" for name, address in self.addresses.items())
@@ -236,40 +275,61 @@ class Run:
             }
             self.members[name] = Member(name, settings, self.folder, self.site.command(name))
 
-    async def _owner(self) -> str:
-        """The owner of the highest epoch that any node knows; empty if nobody answers."""
-        owner = ""
+    async def _look(self) -> bool:
+        """Ask all nodes for the owner of each shard; return whether each has one that some node knows."""
+        known: dict[int, tuple[int, str]] = {}
         for address in self.addresses.values():
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = admin_pb2_grpc.AdminServiceStub(channel)
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     cluster = await stub.GetCluster(admin_pb2.GetClusterRequest(), timeout=2)
                     for shard in cluster.shards:
-                        if shard.owner and shard.epoch >= self.epoch:
-                            self.epoch, owner = shard.epoch, shard.owner
-        return owner
+                        if shard.owner:
+                            found = shard.epoch, shard.owner
+                            known[shard.number] = max(found, known.get(shard.number, (0, "")))
+        is_new = all(found[0] >= self.owners.get(number, (0, ""))[0] for number, found in known.items())
+        self.owners |= {
+            number: max(found, self.owners.get(number, (0, ""))) for number, found in known.items()
+        }
+        return is_new and len(known) == self.shards
 
-    async def _wait_owner(self, seconds: float) -> str:
+    async def _wait_owners(self, seconds: float) -> None:
         async with asyncio.timeout(seconds):
-            while not (owner := await self._owner()):
+            while not await self._look():
                 await asyncio.sleep(0.2)
-        return owner
 
     async def _fault(self) -> None:
-        """Do to the owner what is next in turn, and wait for another one, or for whoever is left."""
-        kind = self.site.kinds[sum(self.faults.values()) % len(self.site.kinds)]
-        member, epoch = self.members[await self._wait_owner(60)], self.epoch
+        """Do to an owner what is next in turn, and wait for another one, or for whoever is left."""
+        kind = self.kinds[sum(self.faults.values()) % len(self.kinds)]
+        await self._wait_owners(60)
+        shard = self.rng.randrange(self.shards)
+        before, epochs = dict(self.owners), self.epochs
+        member = self.members[before[shard][1]]
+        lost = [number for number, (_, owner) in before.items() if owner == member.name]
+        send: Callable[[int], None] = member.send
+        if kind in PROCESS_KINDS:
+            lost, pid = [shard], member.shards()[shard]
+
+            def send(number: int) -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
         self.faults[kind] += 1
         begun = time.monotonic()
-        async with self.site.fault(kind, member.name, member.send):
+        done = {"process": "kill", "frozen process": "freeze"}.get(kind, kind)
+        async with self.site.fault(done, member.name, send):
             await asyncio.sleep(self.rng.uniform(*FAULT_LEASES) * LEASE_MS / 1e3)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60):
-                while not await self._owner() or (kind in self.site.takes_owner and self.epoch == epoch):
+                while not await self._look() or (
+                    done in self.site.takes_owner
+                    and any(self.owners[number][0] == before[number][0] for number in lost)
+                ):
                     await asyncio.sleep(0.2)
+        taken = [number for number in lost if self.owners[number][0] > before[number][0]]
         print(
-            f"{kind} of {member.name}: epoch {epoch} to {self.epoch} within {time.monotonic() - begun:.1f} s; "
-            f"{json.dumps(self.load.history.facts(SUBSCRIPTIONS))}",
+            f"{kind} of {member.name}: {len(taken)} of {len(lost)} shards taken over, {self.epochs - epochs} in all, "
+            f"within {time.monotonic() - begun:.1f} s; {json.dumps(self.load.history.facts(SUBSCRIPTIONS))}",
             flush=True,
         )
 
@@ -287,7 +347,7 @@ class Run:
         facts = history.facts(SUBSCRIPTIONS)
         facts |= {
             "faults": dict(self.faults),
-            "take_overs": self.epoch - 1,
+            "take_overs": self.epochs - self.shards,
             "starts": {name: member.starts for name, member in self.members.items()},
             "ends": {name: dict(member.statuses) for name, member in self.members.items()},
             "errors": dict(self.load.errors),
@@ -301,6 +361,12 @@ class Run:
             if numbers:
                 print(f"LOST: {name}: {numbers}")
         return not history.violations and not any(lost.values())
+
+
+def child_pids(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 async def cancel(tasks: list[asyncio.Task[None]]) -> None:
@@ -317,6 +383,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=200, help="messages a second")
     parser.add_argument("--site", choices=tuple(SITES), default="s3", help="where nodes and store are")
+    parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keeps data and logs; a temporary one is removed")
     options = parser.parse_args()

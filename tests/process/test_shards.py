@@ -39,10 +39,10 @@ async def start_shards(start: Start, folder: Path) -> BrokerProcess:
 
 def children(broker: BrokerProcess) -> dict[int, int]:
     """Return the process of each shard, by its number."""
-    return dict(_children(broker.process.pid))
+    return dict(shard_processes(broker.process.pid))
 
 
-def _children(pid: int) -> Iterator[tuple[int, int]]:
+def shard_processes(pid: int) -> Iterator[tuple[int, int]]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
