@@ -20,6 +20,7 @@ from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Un
 from broker.folder.backup import Backups
 from broker.folder.checkpoint import Checkpointer
 from broker.folder.compaction import Compactions
+from broker.folder.ledger_rewrites import LedgerRewrites
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
 from broker.folder.pins import pinned
@@ -126,19 +127,8 @@ class Broker:
         self._backups: Backups | None = None
         self._tail_writer = TailWriter(config.tuning.tail_bytes_max, self._patience)
         self._live_check = LiveCheck(self._bucket_storage, index_executor)
-        self.compactions = Compactions(
-            self.registry,
-            self._layout,
-            vfs,
-            clock,
-            rng=rng,
-            lease_ms_max=config.compaction_lease_ms,
-            cleanup_ms=config.tuning.compaction_cleanup_ms,
-            file_executor=file_executor,
-            index_executor=index_executor,
-            note=self.counters.note_compaction,
-            checkpoint=self._write_checkpoint,
-        )
+        self.compactions = self._make_compactions()
+        self._rewrites = self._make_rewrites()
         self.dedup_memory = DedupMemory(
             config.tuning.producers_per_topic_max,
             config.dedup_memory_bytes_max,
@@ -149,6 +139,34 @@ class Broker:
         self.disk_free_bytes = 0  # as of the last look
         self._appended_at_look = self._unwritten_at_look = 0
         self._disk_full = self._draining = False
+
+    def _make_compactions(self) -> Compactions:
+        return Compactions(
+            self.registry,
+            self._layout,
+            self._vfs,
+            self.clock,
+            rng=self._rng,
+            lease_ms_max=self.config.compaction_lease_ms,
+            cleanup_ms=self.config.tuning.compaction_cleanup_ms,
+            file_executor=self._file_executor,
+            index_executor=self._index_executor,
+            note=self.counters.note_compaction,
+            checkpoint=self._write_checkpoint,
+            changed=self._changed,
+        )
+
+    def _make_rewrites(self) -> LedgerRewrites:
+        return LedgerRewrites(
+            self.registry,
+            self._layout,
+            self._vfs,
+            self.clock,
+            moving=self.compactions.moving,
+            index_executor=self._index_executor,
+            changed=self._changed,
+            checkpoint=self._write_checkpoint,
+        )
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -295,6 +313,8 @@ class Broker:
         )
         self.supervisor.spawn_lasting("reclaim", reclaimer.run())
         self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
+        if self._shard_log is not None:
+            self.supervisor.spawn_lasting("rewrites of ledgers", self._rewrites.run())
         self.registry.start(0 if self._shard_log is None else self._shard_log.ceiling_ms)
         self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
         self._overdue.begin(self.started_ms)
@@ -326,6 +346,7 @@ class Broker:
         self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
         self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
         self.supervisor.spawn_lasting("disk space", self._watch_disk())
+        self.supervisor.spawn_lasting("rewrites of ledgers", self._rewrites.run())
         self.registry.start()
         self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
 

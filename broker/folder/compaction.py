@@ -9,6 +9,9 @@
             5  answer once the record is durable; swap the bucket; the lease ends
     The next checkpoint's manifest names the new files, and then the old ones go.
 
+In a cluster the record leaves entries out, and names no files: each node writes its own (`ledger_rewrites`), but for
+the one that commits, which has them and swaps them in once the record is applied.
+
 A crash before the record is durable leaves files that nobody names, and the lease's folder: recovery removes both.
 After it, replay puts the generations in place.
 
@@ -51,6 +54,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
 from broker.runtime.supervise import YieldBudget
 from broker.runtime.vfs import Vfs
+from broker.storage.amendments import NONE
 from broker.storage.blocks import KINDS, SparseSizes
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.compaction_inputs import (
@@ -60,9 +64,10 @@ from broker.storage.compaction_inputs import (
     Outputs,
 )
 from broker.storage.layout import Layout
+from broker.storage.sparse import absent_of
 from broker.storage.sparse_check import examine_generation
 from broker.storage.sparse_writer import open_source
-from broker.topics.generations import Refusal, refusal_of
+from broker.topics.generations import Refusal, capture_of, refusal_of
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
 
@@ -90,9 +95,11 @@ class Compactions:
         index_executor: Executor,
         note: Callable[[str], None],
         checkpoint: Callable[[], Awaitable[None]],
+        changed: Callable[[Topic], None],
     ) -> None:
         self._note = note  # counts how leases ended
         self._checkpoint = checkpoint
+        self._changed_topic = changed
         self._registry = registry
         self._layout = layout
         self._vfs = vfs
@@ -102,10 +109,11 @@ class Compactions:
         self._leases = CompactionLeases(self._staging, clock, rng, lease_ms_max, note)
         self._done: OrderedDict[tuple[str, int], Committed] = OrderedDict()
         self._changed = asyncio.Event()  # there is a lease or an orphaned folder to look after
-        self._lock = asyncio.Lock()
+        self.moving = asyncio.Lock()
+        """Held by who moves files of generations to their names."""
         self._budget = YieldBudget(clock)
         self.in_cluster = False
-        """True if other nodes apply this broker's records: they have none of the files that a compaction writes."""
+        """Other nodes apply this broker's records: they have none of the files that a compaction writes."""
         self.rest = 4.0
         """Rest of the check of a bucket that was handed in, as a multiple of its work."""
 
@@ -137,12 +145,7 @@ class Compactions:
     async def begin(
         self, topic_name: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int], lease_ms: int = 0
     ) -> Lease:
-        """Lease inputs to a job. Raises NotFound, Refused (reason COMPACTION_..., NOT_IN_A_CLUSTER), LimitReached."""
-        if self.in_cluster:
-            raise Refused(
-                "A broker of a cluster is not compacted: its standbys have none of the files that a compaction writes",
-                reason="NOT_IN_A_CLUSTER",
-            )
+        """Lease inputs to a job. Raises NotFound, Refused (reason COMPACTION_...), LimitReached."""
         self._leases.end_expired()
         topic = self._registry.topic(topic_name)
         self._leases.check_free(topic, ledger_ids, bucket_ids)
@@ -196,7 +199,7 @@ class Compactions:
     async def _commit(self, held: HeldLease, outputs: Outputs) -> Committed:
         lease = held.lease
         try:
-            async with self._lock:  # COMPACTION-4
+            async with self.moving:  # COMPACTION-4
                 refused: dict[int, Refusal] = {}
                 examined = []
                 for output in outputs.ledgers:
@@ -275,16 +278,31 @@ class Compactions:
         # From here on no await until the record is submitted.
         named = self._allowed(held, wanted, refused)
         if named:
-            record = LedgersCompacted(topic.topic_id, held.inputs.amended_lsn, tuple(named))
+            record = LedgersCompacted(
+                topic.topic_id, held.inputs.amended_lsn, tuple(named), files_follow=self.in_cluster
+            )
             # If this fails it is not known whether the record is durable. If it is, recovery needs the files, and it
             # removes them if not; the journal takes nothing any more until then.
             await asyncio.shield(topic.submit_record(record))
+            if self.in_cluster:
+                self._put_generations(topic, named)
         placed = [ledger for ledger in named if self._is_placed(topic, ledger)]
         left = [ledger for ledger in wanted if ledger not in placed]
         for ledger in left:
             refused.setdefault(ledger.ledger_id, Refusal.OWED)  # by a record that came in between
         await self._staging.remove_moved(topic.topic_id, left)
         return [ledger.ledger_id for ledger in placed]
+
+    def _put_generations(self, topic: Topic, ledgers: Sequence[CompactedLedger]) -> None:
+        """Swap in what the record has left out; what it has not, as something came in between, stays as it is."""
+        for rewritten in ledgers:
+            ledger = None if topic.deleted else topic.log.find(rewritten.ledger_id)
+            if ledger is None or ledger.name.generation != rewritten.from_generation:
+                continue
+            cancelled = topic.log.amendments.get(rewritten.ledger_id, NONE).cancelled
+            if absent_of(rewritten.present, ledger.entry_count) <= cancelled:
+                topic.ledgers.put_generation(capture_of(ledger, rewritten))
+        self._changed_topic(topic)
 
     async def _remember_keys(self, topic: Topic, ledgers: Sequence[CompactedLedger]) -> None:
         """Make durable what is remembered of schedule keys that ledgers hold; raises Unavailable."""
@@ -306,6 +324,8 @@ class Compactions:
         for ledger in ledgers:
             now = topic.ledgers.now(ledger.ledger_id, held.inputs.amended_lsn)
             refusal = Refusal.GONE if topic.deleted else refusal_of(now, ledger)
+            if refusal is None and self.in_cluster:
+                refusal = refusal_of(now, ledger, files_follow=True)
             if refusal is None:
                 allowed.append(ledger)
             else:

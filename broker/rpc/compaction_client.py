@@ -20,6 +20,7 @@ from broker.folder.compaction_values import (
     LedgerCandidate,
 )
 from broker.folder.shard_folders import SHARD_NAME
+from broker.rpc.call_metadata import DIRECT
 from broker.rpc.status import DETAILS_KEY
 from broker.storage.compaction_inputs import Outputs
 from broker.topics.generations import Refusal
@@ -86,8 +87,14 @@ class RemoteDesk:
                 return names
 
     async def candidates(self, topic: str) -> Candidates:
+        """Return the compaction candidates of a topic; none where another node owns it, as its files are there."""
         request = pb.BeginCompactionRequest(topic=topic, dry_run=True)
-        response = await self._call(self._compaction.BeginCompaction, request)
+        try:
+            response = await self._call(self._compaction.BeginCompaction, request, direct=True)
+        except Unavailable as error:
+            if error.reason != "NOT_OWNER":
+                raise
+            return Candidates(topic, (), ())
         self._data_dirs[topic] = seen_at(self._seen, response.data_dir)
         return Candidates(
             topic,
@@ -97,7 +104,7 @@ class RemoteDesk:
 
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
         request = pb.BeginCompactionRequest(topic=topic, ledger_ids=ledger_ids, bucket_ids=bucket_ids)
-        response = await self._call(self._compaction.BeginCompaction, request)
+        response = await self._call(self._compaction.BeginCompaction, request, direct=True)
         return _value(Lease, response.compaction)
 
     async def commit(self, compaction_id: str, epoch: int, outputs: Outputs) -> Committed:
@@ -123,10 +130,17 @@ class RemoteDesk:
         await self._call(self._compaction.AbortCompaction, request)
 
     async def _call(
-        self, method: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS
+        self,
+        method: Callable[..., Awaitable[Any]],
+        request: Any,
+        seconds: float = _CALL_SECONDS,
+        *,
+        direct: bool = False,
     ) -> Any:
+        """`direct`: a node of a cluster is not to pass the call on to another one."""
+        metadata = (*self._credentials.metadata(), *([(DIRECT, "1")] if direct else []))
         try:
-            return await method(request, timeout=seconds, metadata=self._credentials.metadata())
+            return await method(request, timeout=seconds, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
             raise kind(error.details() or error.code().name, reason=_reason(error)) from error

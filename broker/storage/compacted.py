@@ -3,7 +3,8 @@
     type  record            body
     17    LedgersCompacted  protobuf, see manifest.proto
 
-The files of the generations are on disk under their final names before the record is submitted. That it names the
+The files of the generations are on disk under their final names before the record is submitted; in a cluster each node
+writes its own afterwards (`folder/ledger_rewrites.py`). That it names the
 entries that are there makes applying it read nothing, and lets it look once more: see `topics.generations`.
 """
 
@@ -56,9 +57,13 @@ class LedgersCompacted:
     topic_id: int
     amended_lsn: int  # moves and cancels up to this record are folded in
     ledgers: tuple[CompactedLedger, ...]
+    files_follow: bool = False
+    """Each node of a cluster writes files of its own later."""
 
     def encode(self) -> list[bytes]:
-        message = pb.LedgersCompacted(topic_id=self.topic_id, amended_lsn=self.amended_lsn)
+        message = pb.LedgersCompacted(
+            topic_id=self.topic_id, amended_lsn=self.amended_lsn, files_follow=self.files_follow
+        )
         for ledger in self.ledgers:
             message.ledgers.add(
                 ledger_id=ledger.ledger_id,
@@ -79,7 +84,7 @@ def decode_compacted(body: memoryview) -> LedgersCompacted:
     check(len(message.ledgers) > 0, "it names no ledger")
     check_rising([(ledger.ledger_id, 0) for ledger in message.ledgers], "ledgers")
     ledgers = tuple(map(_ledger, message.ledgers))
-    return LedgersCompacted(message.topic_id, checked_lsn(message.amended_lsn), ledgers)
+    return LedgersCompacted(message.topic_id, checked_lsn(message.amended_lsn), ledgers, message.files_follow)
 
 
 def _ledger(entry: pb.CompactedLedger) -> CompactedLedger:

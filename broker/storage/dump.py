@@ -169,6 +169,7 @@ def _fields_of(record: Record) -> Line:
                 "topic_id": record.topic_id,
                 "amended_lsn": record.amended_lsn,
                 "ledgers": [_compacted(ledger) for ledger in record.ledgers],
+                **({"files_follow": True} if record.files_follow else {}),
             }
         case Cancelled() | Moved():
             return {

@@ -27,6 +27,7 @@ from broker.model import (
     RowColumn,
     UInt32Column,
     common_entries,
+    members,
     merge_entries,
     remove_entries,
 )
@@ -214,6 +215,10 @@ class TopicLog:
         self.amended.discard(ledger_id)
         self._live_ids.discard(ledger_id)
         self.dropped.append(DroppedLedger(ledger, amendments_file))
+
+    def leave_out(self, ledger_id: int, amendments: Amendments) -> None:
+        """Entries of a sealed ledger count as cancelled from now on, whether its files have them or not."""
+        self._amend(ledger_id, amendments)
 
     def swap(self, ledger: Ledger, amendments: Amendments) -> None:
         """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (LOG-4)."""
@@ -423,6 +428,8 @@ class TopicLog:
             return times
         effective = amendments.effective(entry_ids(), times)
         effective[(effective == 0) & (times != 0)] = CANCELLED_MS  # 0 would mean: not delayed
+        if amendments.left_out:  # also of what was not delayed, for as long as the files have it
+            effective[members(entry_ids(), amendments.left_out)] = CANCELLED_MS
         return effective
 
     async def _reading(self, ledger_id: int, read: Callable[[Ledger], Awaitable[_T]]) -> _T:

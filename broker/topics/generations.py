@@ -3,7 +3,8 @@
 What a generation lacks must be settled by every subscription when it takes its ledger's place, and must not have been
 moved since it was read: a seek back, a new subscription from the beginning, or a move of a message that nobody was sent
 may have come in between, and is then in the journal before the record. Both the broker that commits and the one that
-replays ask the same question (`refusal_of`), so that they agree.
+replays ask the same question (`refusal_of`), so that they agree. In a cluster each node has generations of its own, and
+they ask what does not depend on files: nothing may be left out twice.
 
 From then on what is not there counts as cancelled (`Amendments.leave_out`): it has no time, what the index holds of it
 is stale, and subscriptions that begin later have it settled from the start. What of it somebody cancelled stays known.
@@ -65,6 +66,10 @@ def _is_same_generation(now: LedgerNow, rewritten: CompactedLedger) -> Refusal |
     return None if now.ledger.name.generation == rewritten.from_generation else Refusal.REPLACED
 
 
+def _is_not_left_out(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
+    return None if now.amendments.left_out.isdisjoint(rewritten.present) else Refusal.REPLACED
+
+
 def _is_not_owed(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     assert now.ledger is not None
     if not now.had_subscription:
@@ -84,11 +89,15 @@ def _is_not_moved(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
 
 GUARDS: list[Guard] = [_is_there, _is_same_generation, _is_not_owed, _is_not_moved]
 """In order; the first that refuses is the reason."""
+GUARDS_OF_CLUSTER: list[Guard] = [_is_there, _is_not_left_out, _is_not_owed, _is_not_moved]
 
 
-def refusal_of(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
-    """Return the reason why a generation may not replace its ledger now; None if it may. Pure."""
-    for guard in GUARDS:
+def refusal_of(now: LedgerNow, rewritten: CompactedLedger, *, files_follow: bool = False) -> Refusal | None:
+    """Return the reason why a generation may not replace its ledger now; None if it may. Pure.
+
+    `files_follow`: as every node of a cluster is to decide, whatever its files are.
+    """
+    for guard in GUARDS_OF_CLUSTER if files_follow else GUARDS:
         if (refusal := guard(now, rewritten)) is not None:
             return refusal
     return None

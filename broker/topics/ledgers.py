@@ -175,20 +175,27 @@ class Ledgers:
                 self.gone[ledger_id] = last_due_ms
 
     def _swap(self, record: LedgersCompacted) -> None:
-        """Put the generations in place, but for those that may not take it."""
+        """Put the generations in place, but for those that may not take it; or leave out what they lack."""
         for rewritten in record.ledgers:
             ledger_id = rewritten.ledger_id
             now = self.now(ledger_id, record.amended_lsn)
-            if refusal_of(now, rewritten) is not None:
+            if refusal_of(now, rewritten, files_follow=record.files_follow) is not None:
                 continue
             assert now.ledger is not None
-            self.log.swap(
-                now.ledger.replaced_by(capture_of(now.ledger, rewritten)),
-                now.amendments.leave_out(absent_of(rewritten.present, now.ledger.entry_count)),
-            )
+            amendments = now.amendments.leave_out(absent_of(rewritten.present, now.ledger.entry_count))
+            if record.files_follow:
+                self.log.leave_out(ledger_id, amendments)
+            else:
+                self.log.swap(now.ledger.replaced_by(capture_of(now.ledger, rewritten)), amendments)
             self.facts[ledger_id] = facts_after(
                 self.facts[ledger_id], rewritten, now.amendments, record.amended_lsn
             )
+
+    def put_generation(self, written: LedgerCapture) -> None:
+        """Put files in place that lack what is cancelled for good: a node of a cluster does so by itself."""
+        ledger = self.log.find(written.ledger_id)
+        assert ledger is not None and written.generation > ledger.name.generation, "an older generation"
+        self.log.swap(ledger.replaced_by(written), self.log.amendments[written.ledger_id])
 
     def now(self, ledger_id: int, amended_lsn: int) -> LedgerNow:
         """A ledger as it is now, for `refusal_of`."""

@@ -67,6 +67,7 @@ TASKS = {
         },
     ),
     "compaction leases": Row(LASTS),
+    "rewrites of ledgers": Row(LASTS, {"LedgerRewrites._rewrite": READ}, runs_here=False),
     "overdue messages": Row(ENDS, {"Overdue._sweep_topic": READ}),
     "signs of life": Row(LASTS, {"Patience.wait_done": Kind.DISK}),
     "wall clock": Row(LASTS),

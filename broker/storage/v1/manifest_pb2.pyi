@@ -131,14 +131,16 @@ class SparseRecord(_message.Message):
     def __init__(self, present_count: _Optional[int] = ..., present_bytes: _Optional[int] = ...) -> None: ...
 
 class LedgersCompacted(_message.Message):
-    __slots__ = ("topic_id", "amended_lsn", "ledgers")
+    __slots__ = ("topic_id", "amended_lsn", "ledgers", "files_follow")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     AMENDED_LSN_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FOLLOW_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     amended_lsn: int
     ledgers: _containers.RepeatedCompositeFieldContainer[CompactedLedger]
-    def __init__(self, topic_id: _Optional[int] = ..., amended_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[CompactedLedger, _Mapping]]] = ...) -> None: ...
+    files_follow: bool
+    def __init__(self, topic_id: _Optional[int] = ..., amended_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[CompactedLedger, _Mapping]]] = ..., files_follow: bool = ...) -> None: ...
 
 class CompactedLedger(_message.Message):
     __slots__ = ("ledger_id", "from_generation", "generation", "data_bytes", "present_bytes", "present", "last_expire_ms")

@@ -180,19 +180,21 @@ records: st.SearchStrategy[Record] = st.one_of(
         changes(moves=False),
     ),
     st.builds(
-        lambda topic_id, lsn, ledger_ids, generation, present: LedgersCompacted(
+        lambda topic_id, lsn, ledger_ids, generation, present, files_follow: LedgersCompacted(
             topic_id,
             lsn,
             tuple(
                 CompactedLedger(each, generation, generation + 1, 9 if present else 0, 40, present, 7)
                 for each in sorted(ledger_ids)
             ),
+            files_follow,
         ),
         ids,
         ids,
         st.sets(ledger_ids, min_size=1, max_size=4),
         st.integers(0, (1 << 32) - 2),
         bitmaps,
+        st.booleans(),
     ),
 )
 
