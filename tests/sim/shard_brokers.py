@@ -59,6 +59,7 @@ class ShardBroker:
         clock: LeaseSimClock | None = None,
         executors: Sequence[Executor] = (),
         bases: ShardBases | None = None,
+        shard: Shard = SHARD,
         watch: Callable[[Broker, str], None] = lambda broker, name: None,
     ) -> None:
         """`executors`: its threads, if they are not those that all lives share.
@@ -66,12 +67,13 @@ class ShardBroker:
         `watch` is given each of its brokers before that is opened.
         """
         self.name = name
+        self.shard = shard
         self.vfs = vfs
         self.store = store or SimStore(bucket)
         self.clock = clock or LeaseSimClock(loop)
         self.lease = OwnerLease(self.clock, LEASE_MS)
         self.log = ObjectGroupLog(
-            self.store, SHARD, name, self.lease, make_nonce=lambda: bucket.rng.randbytes(8)
+            self.store, shard, name, self.lease, make_nonce=lambda: bucket.rng.randbytes(8)
         )
         self.follower: Follower
         self._config = config or crash_config()
@@ -87,7 +89,7 @@ class ShardBroker:
     async def follow(self, rank: int = 0) -> asyncio.Task[TakenOver]:
         """Begin to follow; the task ends with a take-over."""
         self.follower = Follower(self.log, self.lease, self.clock, self.name, self._newest_base, rank=rank)
-        self.standby = Standby(self.node.broker, self.log, SHARD, self.follower)
+        self.standby = Standby(self.node.broker, self.log, self.shard, self.follower)
         await self.standby.open()
         return asyncio.create_task(self._take_over())
 
@@ -100,7 +102,7 @@ class ShardBroker:
         await self.node.stop()
         self.node = Node(self.vfs, self.clock, self._config, ownership=self.lease, executors=self._executors)
         self._watch(self.node.broker, self.name)
-        self.owned_log = OwnedLog(self.log, SHARD, ceiling_ms=self.taken.until_ms)
+        self.owned_log = OwnedLog(self.log, self.shard, ceiling_ms=self.taken.until_ms)
         await self.node.broker.open_shard(self.owned_log)
         self.node.broker.start()
         self._beat = asyncio.create_task(self._heartbeats())
