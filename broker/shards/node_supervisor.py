@@ -117,7 +117,9 @@ class NodeSupervisor(ShardSupervisor):
         if not route.owner_address:
             raise Unavailable(f"Shard {number} has no owner that is known here")
         host = split_address(route.owner_address)[0]
-        raise Unavailable(f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}")
+        raise Unavailable(
+            f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}", reason="NOT_OWNER"
+        )
 
     def _describe_state(self) -> str:
         return self._not_ready_because() or self._ready_line()

@@ -33,7 +33,7 @@ _SHOWN = (
 
 async def show_audit(visit: Visit) -> web.Response:
     """GET /audit"""
-    folder = visit.broker.config.audit_report_dir
+    folder = visit.site.config.audit_report_dir
     if not folder:
         return await visit.page("audit.html", report=None, folder="", problem="")
     report, problem = await asyncio.to_thread(_read_report, Path(folder))
@@ -42,7 +42,7 @@ async def show_audit(visit: Visit) -> web.Response:
 
 async def show_report(visit: Visit) -> web.Response:
     """GET /audit/report.html"""
-    folder = visit.broker.config.audit_report_dir
+    folder = visit.site.config.audit_report_dir
     page = await asyncio.to_thread(_read_file, Path(folder) / "report.html") if folder else None
     if page is None:
         raise PageRefusal("There is no report yet.", 404)

@@ -45,6 +45,8 @@ class ShardFigures:
     reserve_bytes: int
     attention: Sequence[tuple[str, str, str]]
     """Link, name, and what is to be looked at."""
+    attention_more: int
+    """Of these, those that are left out."""
 
 
 async def _show_overview(visit: Visit) -> web.Response:
@@ -73,6 +75,7 @@ async def _show_overview(visit: Visit) -> web.Response:
             free_bytes=broker.disk_free_bytes,
             reserve_bytes=broker.config.disk_reserve_bytes,
             attention=totals.attention,
+            attention_more=totals.attention_more,
         )
     )
 

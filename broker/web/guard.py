@@ -30,6 +30,8 @@ SHARD_HEADER = "Postdate-Shard"
 """On what a front passes on: the number of the shard."""
 LOGIN_HEADER = "Postdate-Login"
 """Beside it: the seal of a front for who has logged in."""
+NOTED_HEADER = "Postdate-Noted"
+"""On a shard's answer to its front: the change is in the shard's audit trail."""
 
 _SESSIONS_MAX = 1_000
 _FLASHES_MAX = 10
@@ -95,7 +97,7 @@ class FrontSeal:
     def open(self, sealed: str) -> tuple[str, str] | None:
         """Return the token of the session's forms, and who asks; None if no front of this token has said so."""
         said, _, checksum = sealed.rpartition(" ")
-        if not hmac.compare_digest(checksum.encode(), self._checksum(said).encode()):
+        if not hmac.compare_digest(checksum.encode("utf-8", "surrogatepass"), self._checksum(said).encode()):
             return None
         csrf, _, address = said.partition(" ")
         return csrf, address

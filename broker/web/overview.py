@@ -22,7 +22,8 @@ from broker.web.calendar_window import window
 from broker.web.site import Visit
 from broker.web.timeline import bar_links, chart_of
 
-_ATTENTION_MAX = 8
+ATTENTION_MAX = 8
+DELIVERED_EARLY = "delivered before its time: this must never happen"
 _RATE_SECONDS_MIN = 4.0
 _RATE_SECONDS_MAX = 120.0
 _SAMPLES_MAX = 60
@@ -57,6 +58,7 @@ class Totals:
     lateness: list[int] = field(default_factory=list)
     lateness_max_ms: float = 0.0
     attention: list[tuple[str, str, str]] = field(default_factory=list)  # (link, name, what)
+    attention_more: int = 0  # of such notes, those that are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,7 @@ def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscriptio
             a + b for a, b in zip(totals.lateness or [0] * len(stats.counts), stats.counts, strict=True)
         ]
         totals.lateness_max_ms = max(totals.lateness_max_ms, stats.max_seconds * 1000)
-    if len(totals.attention) < _ATTENTION_MAX:
-        _note(totals, topic, subscription, counts.ready, letters)
+    _note(totals, topic, subscription, counts.ready, letters)
     return stats.bounds_seconds
 
 
@@ -201,17 +202,28 @@ def _wait(totals: Totals, topic: Topic, subscription: Subscription, counts: Subs
 
 
 def _note(totals: Totals, topic: Topic, subscription: Subscription, ready: int, letters: int) -> None:
-    """Note what somebody should look at."""
-    place, name = f"/topics/{quote(topic.name)}", f"{topic.name} / {subscription.name}"
+    """Note what somebody should look at: early deliveries first, of others those that are met first."""
+    place = f"/topics/{quote(topic.name)}"
     if subscription.counters.early_deliveries:
-        totals.attention.append((place, name, "delivered before its time: this must never happen"))
+        _keep_note(totals, 0, place, topic, subscription, DELIVERED_EARLY)
+    end = len(totals.attention)
     if subscription.paused:
-        totals.attention.append((place, name, f"paused, {ready:,} ready"))
+        _keep_note(totals, end, place, topic, subscription, f"paused, {ready:,} ready")
     elif ready and not subscription.consumers and subscription.name != HOLDER_NAME:
-        totals.attention.append((place, name, f"{ready:,} ready and nobody consumes"))
+        _keep_note(totals, end, place, topic, subscription, f"{ready:,} ready and nobody consumes")
     if letters:
         link = f"/dead-letters/{quote(topic.name)}/{quote(subscription.name)}"
-        totals.attention.append((link, name, f"{letters:,} dead letter{'s' if letters > 1 else ''}"))
+        told = f"{letters:,} dead letter{'s' if letters > 1 else ''}"
+        _keep_note(totals, len(totals.attention), link, topic, subscription, told)
+
+
+def _keep_note(
+    totals: Totals, at: int, link: str, topic: Topic, subscription: Subscription, what: str
+) -> None:
+    totals.attention.insert(at, (link, f"{topic.name} / {subscription.name}", what))
+    if len(totals.attention) > ATTENTION_MAX:
+        totals.attention.pop()
+        totals.attention_more += 1
 
 
 def _stats(counts: Sequence[int], bounds: tuple[float, ...], max_ms: float) -> HistogramStats:

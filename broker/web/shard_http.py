@@ -17,8 +17,10 @@ _URL = "http://localhost"
 _SILENT = -1
 _PAGES_MAX = 8
 """Pages asked of one shard at a time; others wait for their turn."""
+_FIGURES_MAX = 4
+"""Requests for figures beside them: slow pages keep no list of all shards waiting."""
 _PAGE_BYTES_MAX = 33 << 20
-"""More than the largest page, which is the report of an audit."""
+"""More than any page has."""
 _READ_BYTES = 64 << 10
 
 
@@ -31,23 +33,71 @@ class ShardReadiness(NamedTuple):
     """No answer came in time; not so where nobody listens."""
 
 
+class _Desk:
+    """Connections to a shard for requests of one kind, so many at a time; others wait."""
+
+    def __init__(self, number: int, path: str, requests_max: int) -> None:
+        self._number = number
+        # The turn is waited for here and not in the connector: what has none was never sent.
+        self._turns = asyncio.Semaphore(requests_max)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path, limit=requests_max), cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+    ) -> ShardPage:
+        """Return the answer. Raises Unavailable: OWNER_UNREACHABLE where the request was begun."""
+        is_begun = False
+        try:
+            async with asyncio.timeout(seconds), self._turns:
+                is_begun = True
+                return await self._ask(method, path, headers, body)
+        except (TimeoutError, OSError, aiohttp.ClientError) as error:
+            if not is_begun:
+                raise Unavailable(f"Shard {self._number} is busy with other pages") from error
+            message = f"Shard {self._number} does not answer"
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise Unavailable(message) from error
+            raise Unavailable(message, reason="OWNER_UNREACHABLE") from error
+
+    async def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> ShardPage:
+        async with self._session.request(
+            method, URL(_URL + path, encoded=True), headers=headers, data=body, allow_redirects=False
+        ) as response:
+            parts, size = [], 0
+            async for part in response.content.iter_chunked(_READ_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > _PAGE_BYTES_MAX:
+                    raise Unavailable(
+                        f"The page of shard {self._number} is too large", reason="OWNER_UNREACHABLE"
+                    )
+            return ShardPage(response.status, response.headers, b"".join(parts))
+
+
 class ShardHttp:
-    """Asks one shard whether it is ready, and for its metrics. An answer that does not come in time is none."""
+    """Asks one shard whether it is ready, for its metrics, and for pages and their figures.
+
+    An answer that does not come in time is none.
+    """
 
     def __init__(self, number: int, path: str) -> None:
-        self._number = number
         # One for each kind: scrapes of large pages keep no probe waiting.
         self._probes, self._scrapes = (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=2)) for _ in range(2)
         )
-        self._pages = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path, limit=_PAGES_MAX), cookie_jar=aiohttp.DummyCookieJar()
-        )
+        self._pages = _Desk(number, path, _PAGES_MAX)
+        self._figures = _Desk(number, path, _FIGURES_MAX)
 
     async def close(self) -> None:
         await self._probes.close()
         await self._scrapes.close()
         await self._pages.close()
+        await self._figures.close()
 
     async def readiness(self, seconds: float) -> ShardReadiness:
         status, body = await self._get(self._probes, "/readyz", seconds)
@@ -67,23 +117,12 @@ class ShardHttp:
     async def page(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
     ) -> ShardPage:
-        """Return a page, or what came of a form. Raises Unavailable if there is no answer."""
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._pages.request(
-                    method, URL(_URL + path, encoded=True), headers=headers, data=body, allow_redirects=False
-                ) as response,
-            ):
-                parts, size = [], 0
-                async for part in response.content.iter_chunked(_READ_BYTES):
-                    parts.append(part)
-                    size += len(part)
-                    if size > _PAGE_BYTES_MAX:
-                        raise Unavailable(f"The page of shard {self._number} is too large")
-                return ShardPage(response.status, response.headers, b"".join(parts))
-        except (TimeoutError, OSError, aiohttp.ClientError) as error:
-            raise Unavailable(f"Shard {self._number} does not answer") from error
+        """Return a page, or what came of a form. Raises Unavailable: OWNER_UNREACHABLE where it was begun."""
+        return await self._pages.ask(method, path, headers, body, seconds)
+
+    async def figures(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        """Return figures. Raises Unavailable if there is no answer."""
+        return await self._figures.ask("GET", path, headers, None, seconds)
 
     async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:
         """Return the status and the body; _SILENT if no answer came in time, 0 without one for another reason."""

@@ -3,8 +3,10 @@
     Host, session, form (as everywhere) -> topic in path, address or form -> its shard's page, as it is
                                         -> shard=N in the address         -> that shard's
                                         -> neither                        -> one page of the figures of all shards
+    Lists of all topics -> shard=N alone names one; the report of the audit, of which there is one, is shown here
 
-The front keeps sessions and nothing of a page. It vouches to a shard for who has logged in (`guard.py`).
+The front keeps sessions and nothing of a page. It vouches to a shard for who has logged in (`guard.py`). The shard has
+the line of a change in its audit trail; where its answer does not say so, the front has one.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -21,8 +24,9 @@ from aiohttp import web
 
 from broker.errors import Unavailable
 from broker.topic_shards import shard_of
-from broker.web import dead_letters, figures, topics
-from broker.web.guard import LOGIN_HEADER, SHARD_HEADER
+from broker.web import audit, dead_letters, figures, topics
+from broker.web.guard import LOGIN_HEADER, NOTED_HEADER, SHARD_HEADER
+from broker.web.overview import ATTENTION_MAX, DELIVERED_EARLY
 from broker.web.refusals import PageRefusal
 from broker.web.routes import ROUTES
 from broker.web.site import Handler, PageRoute, Visit, local_path, route
@@ -31,13 +35,23 @@ _PAGE_SECONDS = 55.0
 """Time for a shard to answer: less than a request may take."""
 _FIGURES_SECONDS = 5.0
 """Time for the figures of a shard; a page of all shards is made without those that do not come."""
-_ATTENTION_MAX = 8
 _STATES = ("bad", "waiting", "late", "good")
 """The worst first."""
-_SHARD_PAGE = {"/timeline": "Timeline", "/scheduled": "Scheduled", "/storage": "Storage", "/audit": "Audit"}
+_SHARD_PAGE = {"/timeline": "Timeline", "/scheduled": "Scheduled", "/storage": "Storage"}
 """Pages of each shard by itself, of those that name no topic."""
 _PASSED_HEADERS = ("Content-Type", "Content-Security-Policy", "Location", "Retry-After")
 T = TypeVar("T")
+Note = tuple[str, str, str]
+"""Link, name, and what is to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoFigures:
+    """Reason for which a shard's figures are not there."""
+
+    why: str
+    is_elsewhere: bool = False
+    """Another node owns the shard, as it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +60,47 @@ class ShardLine:
 
     number: int
     figures: figures.ShardFigures | None
-    problem: str
-    """Reason for which there are no figures."""
+    problem: NoFigures | None
 
 
 def front_routes() -> list[PageRoute]:
     """Return every page of a broker, as its front has it."""
-    own: dict[str, Handler] = {
-        "/": _show_overview,
-        "/topics": _show_topics,
-        "/dead-letters": _show_letters,
-        **dict.fromkeys(_SHARD_PAGE, _choose_shard),
-    }
     return [
-        route(page.method, page.template, _passing(own.get(page.template) if page.method == "GET" else None))
-        for page in ROUTES
+        route(page.method, page.template, _MADE_HERE.get(page.template) or _passing(page)) for page in ROUTES
     ]
 
 
-def _passing(own: Handler | None) -> Handler:
+def _passing(page: PageRoute) -> Handler:
+    is_get = page.method == "GET"
+    of_all = _OF_ALL.get(page.template) if is_get else None
+    own = _choose_shard if is_get and page.template in _SHARD_PAGE else of_all
+
     async def answer(visit: Visit) -> web.Response:
-        number = _shard_for(visit)
+        number = _named_shard(visit) if of_all is not None else _shard_for(visit)
         if number is not None:
             return await _pass_on(visit, number)
         if own is None:
             raise PageRefusal("This page belongs to a topic: choose one.", 404)
         return await own(visit)
 
+    answer.__name__ = page.handler.__name__  # what the audit trail calls a change
     return answer
 
 
 def _shard_for(visit: Visit) -> int | None:
+    """Return the shard of the topic, or the one that is named. Topics are written as pages read them."""
+    for given in (
+        visit.params.get("topic"),
+        visit.form.get("topic", "").strip(),
+        visit.query.get("topic", "").strip(),
+    ):
+        if given:
+            return shard_of(given, visit.site.shards.count)
+    return _named_shard(visit)
+
+
+def _named_shard(visit: Visit) -> int | None:
     count = visit.site.shards.count
-    for given in (visit.params, visit.form, visit.query):
-        if topic := given.get("topic", ""):
-            return shard_of(topic, count)
     text = visit.query.get("shard", "")
     if not text:
         return None
@@ -98,14 +118,18 @@ async def _pass_on(visit: Visit, number: int) -> web.Response:
     body = urlencode(visit.form).encode() if request.method == "POST" else None
     if body is not None:
         headers["Content-Type"] = "application/x-www-form-urlencoded"
-        visit.is_noted = True
     try:
         shard = visit.site.shards.find(number)
         answer = await shard.page(request.method, str(request.rel_url), headers, body, _PAGE_SECONDS)
     except Unavailable as error:
-        # Not on the page of the form, which is the shard's as well.
-        doubt = " Whether anything was changed is not known." if body is not None else ""
-        return await visit.page("error.html", status=503, message=f"{error.told}.{doubt}", code=503)
+        if body is None or error.reason != "OWNER_UNREACHABLE":
+            raise
+        doubt = f"{error.told}. Whether anything was changed is not known."
+        raise Unavailable(doubt, reason=error.reason) from error
+    if NOTED_HEADER in answer.headers:
+        visit.is_noted = True
+    else:
+        visit.told = Unavailable.reason, f"Shard {number} answered {answer.status}"
     passed = {name: answer.headers[name] for name in _PASSED_HEADERS if name in answer.headers}
     if "Location" in passed:
         passed["Location"] = local_path(passed["Location"])
@@ -115,25 +139,30 @@ async def _pass_on(visit: Visit, number: int) -> web.Response:
 # -- pages of all shards -------------------------------------------------------------------------------------
 
 
-async def _ask_all(visit: Visit, path: str, read: Callable[[Any], T]) -> list[T | str]:
+async def _ask_all(visit: Visit, path: str, read: Callable[[Any], T]) -> list[T | NoFigures]:
     """Return the figures of each shard, or why there are none."""
     shards = visit.site.shards
 
-    async def ask(number: int) -> T | str:
+    async def ask(number: int) -> T | NoFigures:
         headers = {SHARD_HEADER: str(number)}
         if visit.session is not None:
             headers[LOGIN_HEADER] = visit.site.guard.vouch(visit.session, visit.address)
         try:
-            answer = await shards.find(number).page("GET", path, headers, None, _FIGURES_SECONDS)
+            answer = await shards.find(number).figures(path, headers, _FIGURES_SECONDS)
         except Unavailable as error:
-            return error.told
-        return read(json.loads(answer.body)) if answer.status == 200 else f"Shard {number} does not serve"
+            return NoFigures(error.told, error.reason == "NOT_OWNER")
+        if answer.status != 200:
+            return NoFigures(f"Shard {number} does not serve")
+        try:
+            return read(json.loads(answer.body))
+        except (ValueError, TypeError, KeyError):
+            return NoFigures(f"Shard {number} is of another version: start the broker anew")
 
     return await asyncio.gather(*(ask(number) for number in range(shards.count)))
 
 
 def _missing(answers: Sequence[object]) -> list[str]:
-    return [f"{answer}: its topics are not shown" for answer in answers if isinstance(answer, str)]
+    return [f"{answer.why}. Its topics are not shown" for answer in answers if isinstance(answer, NoFigures)]
 
 
 async def _ask_topics(visit: Visit) -> tuple[topics.TopicList, list[str]]:
@@ -144,7 +173,7 @@ async def _ask_topics(visit: Visit) -> tuple[topics.TopicList, list[str]]:
         return topics.TopicList(rows, given["count"], given["is_more"])
 
     answers = await _ask_all(visit, f"{figures.TOPICS}?" + urlencode({"q": wanted, "after": after}), read)
-    return merge_topic_lists([part for part in answers if not isinstance(part, str)]), _missing(answers)
+    return merge_topic_lists([part for part in answers if not isinstance(part, NoFigures)]), _missing(answers)
 
 
 def merge_topic_lists(parts: Sequence[topics.TopicList]) -> topics.TopicList:
@@ -166,7 +195,7 @@ async def _show_letters(visit: Visit) -> web.Response:
         return dead_letters.LetterCounts(rows, given["total"], given["more"])
 
     answers = await _ask_all(visit, figures.DEAD_LETTERS, read)
-    parts = [part for part in answers if not isinstance(part, str)]
+    parts = [part for part in answers if not isinstance(part, NoFigures)]
     rows = sorted((row for part in parts for row in part.rows), key=lambda row: (-row[0], row[1:]))
     shown = rows[: dead_letters.SUBSCRIPTIONS_SHOWN]
     more = len(rows) - len(shown) + sum(part.more for part in parts)
@@ -174,12 +203,26 @@ async def _show_letters(visit: Visit) -> web.Response:
     return await dead_letters.page_of_letters(visit, counts, _missing(answers))
 
 
+def read_figures(given: Any) -> figures.ShardFigures:
+    """Return the figures of a shard. Raises ValueError, TypeError or KeyError for what are none."""
+    told = figures.ShardFigures(**given)
+    if told.state not in _STATES:
+        raise ValueError(told.state)
+    return replace(told, attention=[(link, name, what) for link, name, what in told.attention])
+
+
+def merge_notes(parts: Sequence[Sequence[Note]]) -> list[Note]:
+    """Return the notes of shards in turn, those of early deliveries before all others."""
+    in_turn = (note for note in chain.from_iterable(zip_longest(*parts)) if note is not None)
+    return sorted(in_turn, key=lambda note: note[2] != DELIVERED_EARLY)
+
+
 async def _show_overview(visit: Visit) -> web.Response:
     answers, (listed, missing) = await asyncio.gather(
-        _ask_all(visit, figures.OVERVIEW, lambda given: figures.ShardFigures(**given)), _ask_topics(visit)
+        _ask_all(visit, figures.OVERVIEW, read_figures), _ask_topics(visit)
     )
     lines = [
-        ShardLine(number, None, answer) if isinstance(answer, str) else ShardLine(number, answer, "")
+        ShardLine(number, None, answer) if isinstance(answer, NoFigures) else ShardLine(number, answer, None)
         for number, answer in enumerate(answers)
     ]
     known = [line.figures for line in lines if line.figures is not None]
@@ -187,15 +230,18 @@ async def _show_overview(visit: Visit) -> web.Response:
         ((each.next_due_ms, each.next_due_topic) for each in known if each.next_due_ms is not None),
         default=None,
     )
-    attention = [tuple(note) for each in known for note in each.attention][:_ATTENTION_MAX]
+    notes = merge_notes([each.attention for each in known])
+    shown = notes[:ATTENTION_MAX]
     return await visit.page(
         "shards.html",
         lines=lines,
         known=known,
-        state=min((each.state for each in known), key=_STATES.index, default="bad"),
+        away=sum(line.problem is not None and not line.problem.is_elsewhere for line in lines),
+        state=min((each.state for each in known), key=_STATES.index, default="good"),
         oldest_ready_ms=max((each.oldest_ready_ms for each in known), default=0),
         next_due=next_due,
-        attention=attention,
+        attention=shown,
+        attention_more=len(notes) - len(shown) + sum(each.attention_more for each in known),
         topics=listed.rows,
         topic_count=listed.count,
         missing=missing,
@@ -210,6 +256,9 @@ async def _choose_shard(visit: Visit) -> web.Response:
         (number, f"{quote(path)}?" + urlencode({**query, "shard": number}))
         for number in range(visit.site.shards.count)
     ]
-    return await visit.page(
-        "choose_shard.html", name=_SHARD_PAGE[path], links=links, has_topics=path != "/audit", query=query
-    )
+    return await visit.page("choose_shard.html", name=_SHARD_PAGE[path], links=links, query=query)
+
+
+_OF_ALL: dict[str, Handler] = {"/": _show_overview, "/topics": _show_topics, "/dead-letters": _show_letters}
+_MADE_HERE: dict[str, Handler] = {"/audit": audit.show_audit, "/audit/report.html": audit.show_report}
+"""A broker has one folder of reports."""

@@ -29,6 +29,7 @@ from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
     FORM_COOKIE,
     LOGIN_HEADER,
+    NOTED_HEADER,
     SESSION_COOKIE,
     SESSION_SECONDS,
     SHARD_HEADER,
@@ -96,8 +97,8 @@ _MENU = (
     ("/audit", "Audit"),
 )
 _CLUSTER_MENU = (("/cluster", "Cluster"),)
-_OF_ALL_SHARDS = ("/", "/topics", "/dead-letters")
-"""Pages of a front about all topics; others are about a topic, or about one shard."""
+_OF_ALL_SHARDS = ("/", "/topics", "/dead-letters", "/audit")
+"""Pages that a front makes itself; others are about a topic, or about one shard."""
 _SHARD = re.compile(r"[0-9]{1,5}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
@@ -120,7 +121,7 @@ class Visit:
     address: str = ""
     """Of who asks."""
     is_noted: bool = False
-    """The shard that it was passed on to has put the change into its audit trail."""
+    """The change is in an audit trail: in that of this process, or of the shard that it was passed on to."""
 
     def scope(self, topic: str) -> dict[str, str]:
         """Return what names a topic in an address; without one, all topics of this shard."""
@@ -171,6 +172,11 @@ class Visit:
             (path, path if path in _OF_ALL_SHARDS else path + self._at_shard, name)
             for path, name in self.site.menu
         ]
+
+    @property
+    def own_home(self) -> str:
+        """The first page of the process that answers."""
+        return self.site.home + self._at_shard
 
     @property
     def _at_shard(self) -> str:
@@ -341,12 +347,19 @@ class Site:
 
     async def _made(self, visit: Visit) -> web.Response:
         try:
-            return await self._dispatch(visit)
+            response = await self._dispatch(visit)
         except (PostdateError, PageRefusal) as error:
-            status = error.status if isinstance(error, PageRefusal) else _status_of(error)
-            if visit.request.method == "POST" and visit.session is not None:
-                return visit.done("failed", _told(error), local_path(visit.form.get("back", visit.site.home)))
-            return await visit.page("error.html", status=status, message=_told(error), code=status)
+            response = await self._refused(visit, error)
+        if visit.is_noted and visit.shard:
+            response.headers[NOTED_HEADER] = "1"
+        return response
+
+    async def _refused(self, visit: Visit, error: PostdateError | PageRefusal) -> web.Response:
+        # A front has no page to tell it on: that of the form is the shard's, which keeps what it tells itself.
+        if visit.request.method == "POST" and visit.session is not None and self._shards is None:
+            return visit.done("failed", _told(error), local_path(visit.form.get("back", visit.own_home)))
+        status = error.status if isinstance(error, PageRefusal) else _status_of(error)
+        return await visit.page("error.html", status=status, message=_told(error), code=status)
 
     def _has_page(self, path: str) -> bool:
         return any(route.path.fullmatch(path) for route in self._routes)
@@ -391,6 +404,7 @@ class Site:
             raise
         finally:
             if not visit.is_noted:
+                visit.is_noted = True
                 visit.note_change(handler.__name__.strip("_"), result, told=visit.told[1])
         return response
 

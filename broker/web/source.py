@@ -43,7 +43,13 @@ class PageShard(Protocol):
     async def page(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
     ) -> ShardPage:
-        """Return a page, or what came of a form. Raises Unavailable if there is no answer."""
+        """Return a page, or what came of a form.
+
+        Raises Unavailable if there is no answer: OWNER_UNREACHABLE where the request was begun.
+        """
+
+    async def figures(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        """Return figures, for which no page is waited for. Raises Unavailable if there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,8 @@ class ShardSource:
 
     count: int
     find: Callable[[int], PageShard]
-    """Returns the process that has a shard's pages; raises Unavailable where that is none of this machine."""
+    """Returns the process that has a shard's pages; raises Unavailable where there is none, NOT_OWNER where it is
+    another node's."""
 
 
 @dataclass(frozen=True, slots=True)

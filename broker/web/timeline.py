@@ -36,7 +36,7 @@ async def show_timeline(visit: Visit) -> web.Response:
     """GET /timeline?unit=&start=&topic="""
     broker, query = visit.broker, visit.query
     now_ms = broker.clock.now_ms()
-    name = query.get("topic", "")
+    name = query.get("topic", "").strip()
     topics = [broker.registry.topic(name)] if name else list(broker.registry.topics.values())
     start_ms = parse_start(query.get("start", ""))
     unit = query.get("unit", "")

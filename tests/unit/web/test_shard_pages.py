@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,11 +21,14 @@ from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import SystemClock
 from broker.subscriptions.types import SubscriptionType
 from broker.topic_shards import TopicShard, shard_of
+from broker.topics import control
+from broker.web import shard_http, shard_pages
 from broker.web.guard import LOGIN_HEADER, SHARD_HEADER, FrontSeal, Guard
 from broker.web.routes import ROUTES
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
-from broker.web.source import PageSource, ShardSource
+from broker.web.site import Site, Visit
+from broker.web.source import PageSource, ShardPage, ShardSource
 from tests.configs import broker_config
 from tests.harness import EARLIEST, Outgoing
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -43,6 +48,8 @@ class Front:
     pages: Pages
     shards: list[Pages]
     away: set[int]
+    elsewhere: set[int]
+    """Shards that another node owns."""
 
     async def fill(self) -> None:
         for shard, topic in zip(self.shards, TOPICS, strict=True):
@@ -63,7 +70,7 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
 
     async def make(shard_token: str = TOKEN, **settings: object) -> Front:
         settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
-        shards, https, away = [], [], set[int]()
+        shards, https, away, elsewhere = [], [], set[int](), set[int]()
         for number in range(SHARDS):
             path = str(tmp_path / f"{number}.http")
             shard = await make_pages(
@@ -81,6 +88,8 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
         def find(number: int) -> ShardHttp:
             if number in away:
                 raise Unavailable(f"Shard {number} is on another node")
+            if number in elsewhere:
+                raise Unavailable(f"Shard {number} is owned by node b", reason="NOT_OWNER")
             return https[number]
 
         source = PageSource(config, clock, "1.2.3", AuditTrail(clock), shards=ShardSource(SHARDS, find))
@@ -92,7 +101,7 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
         session = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", cookie_jar=jar)
         )
-        return Front(Pages(shards[0].broker, server, session), shards, away)
+        return Front(Pages(shards[0].broker, server, session), shards, away, elsewhere)
 
     async with stack:
         yield make
@@ -140,7 +149,7 @@ async def test_a_list_goes_on_over_all_shards_and_says_which_one_is_missing(make
     assert not path
     front.away.add(1)
     text = await front.pages.get("/topics")
-    assert "Shard 1 is on another node: its topics are not shown" in text
+    assert "Shard 1 is on another node. Its topics are not shown" in text
     assert "1 of 2 shards answer here" in await front.pages.get("/")
     assert "Shard 1 is on another node" in await front.pages.get(f"/topics/{TOPICS[1]}", status=503)
     await front.pages.get(f"/topics/{TOPICS[0]}")
@@ -233,7 +242,7 @@ async def test_a_shard_with_another_token_says_so(make_front: MakeFront):
 async def test_a_page_about_no_topic_asks_for_a_shard_and_stays_with_it(make_front: MakeFront):
     front = await make_front()
     await front.fill()
-    for path in ("/timeline", "/scheduled", "/storage", "/audit"):
+    for path in ("/timeline", "/scheduled", "/storage"):
         text = await front.pages.get(f"{path}?unit=day")
         assert "Each shard has its own" in text
         assert f'href="{path}?unit=day&amp;shard=1"' in text
@@ -257,16 +266,272 @@ async def test_every_page_of_a_broker_is_there(make_front: MakeFront):
     assert "There is no such page" in await front.pages.get("/figures", status=404)
 
 
-async def test_a_change_that_a_shard_does_not_answer_is_in_doubt(tmp_path: Path, make_front: MakeFront):
+def _notes(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+    """The action, the result and the topic of each line of the audit trail."""
+    notes = [record.__dict__["fields"] for record in caplog.records if "Audit: a change" in record.message]
+    return [(note["action"], note["result"], note["topic"]) for note in notes]
+
+
+class Hold:
+    """Requests that a shard holds back."""
+
+    def __init__(self, path: str) -> None:
+        self.held = 0
+        self.came = asyncio.Event()
+        self._path = path
+        self._end = asyncio.Event()
+
+    def put_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dispatch = Site._dispatch
+
+        async def held(site: Site, visit: Visit) -> web.Response:
+            if site.config.http_socket and visit.request.path == self._path:
+                self.held += 1
+                self.came.set()
+                await self._end.wait()
+            return await dispatch(site, visit)
+
+        monkeypatch.setattr(Site, "_dispatch", held)
+
+    def release(self) -> None:
+        self._end.set()
+
+
+async def test_a_change_that_reaches_no_shard_is_refused_and_noted_by_the_front(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture
+):
     front = await make_front()
     await front.fill()
     await front.pages.log_in()
     csrf = await front.pages.csrf()
+    caplog.set_level("INFO")
     front.away.add(0)
-    text = await front.pages.post(
-        f"/topics/{TOPICS[0]}/subscriptions/billing", csrf=csrf, status=503, action="pause"
-    )
-    assert "Whether anything was changed is not known" in text
+    path = f"/topics/{TOPICS[0]}/subscriptions/billing"
+    text = await front.pages.post(path, csrf=csrf, status=503, action="pause")
+    assert "Shard 0 is on another node" in text
+    assert "not known" not in text
+    assert _notes(caplog) == [("pages.change_subscription", "UNAVAILABLE", TOPICS[0])]
+    # What the front itself refuses is told at once: the page of the form is not the front's.
+    caplog.clear()
+    back = f"/topics/{TOPICS[1]}"
+    text = await front.pages.post("/scheduled/change", csrf=csrf, status=404, action="cancel", back=back)
+    assert "This page belongs to a topic: choose one." in text
+    assert _notes(caplog) == [("pages.start_change", "refused", "")]
+    assert "choose one" not in await front.pages.get("/topics")
+
+
+async def test_a_change_that_a_shard_refuses_before_it_looks_is_noted_by_the_front(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture
+):
+    front = await make_front(shard_token="another-token-of-some-length")
+    await front.fill()
+    await front.pages.log_in()
+    csrf = await front.pages.csrf("/dead-letters")
+    caplog.set_level("INFO")
+    path = f"/topics/{TOPICS[0]}/subscriptions/billing"
+    text = await front.pages.post(path, csrf=csrf, status=503, action="pause")
+    assert "different settings of admin_token" in text
+    assert _notes(caplog) == [("pages.change_subscription", "UNAVAILABLE", TOPICS[0])]
+
+
+async def test_a_refusal_of_a_shard_is_noted_once_and_told_on_a_page_of_that_shard(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture
+):
+    front = await make_front()
+    await front.fill()
+    await front.pages.log_in()
+    csrf = await front.pages.csrf()
+    caplog.set_level("INFO")
+    text = await front.pages.post(f"/topics/{TOPICS[1]}/subscriptions/none", csrf=csrf, action="pause")
+    assert 'class="flash failed"' in text
+    assert "· shard 1 ·" in text
+    assert _notes(caplog) == [("pages.change_subscription", "SUBSCRIPTION_NOT_FOUND", TOPICS[1])]
+
+
+async def test_a_change_that_a_shard_has_and_does_not_answer_is_in_doubt(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    front = await make_front()
+    await front.fill()
+    await front.pages.log_in()
+    csrf = await front.pages.csrf()
+    path = f"/topics/{TOPICS[0]}/subscriptions/billing"
+    Hold(path).put_on(monkeypatch)
+    monkeypatch.setattr(shard_pages, "_PAGE_SECONDS", 0.2)
+    caplog.set_level("INFO")
+    text = await front.pages.post(path, csrf=csrf, status=503, action="pause")
+    assert "Shard 0 does not answer. Whether anything was changed is not known." in text
+    assert _notes(caplog) == [("pages.change_subscription", "OWNER_UNREACHABLE", TOPICS[0])]
+
+
+async def test_slow_pages_of_a_shard_keep_changes_waiting_and_no_figures(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    front = await make_front()
+    await front.fill()
+    await front.pages.log_in()
+    csrf = await front.pages.csrf()
+    hold = Hold("/storage")
+    hold.put_on(monkeypatch)
+    slow = []
+    for count in range(1, shard_http._PAGES_MAX + 1):
+        hold.came.clear()
+        slow.append(asyncio.create_task(front.pages.get("/storage?shard=0")))
+        await asyncio.wait_for(hold.came.wait(), 30)
+        assert hold.held == count
+    text = await front.pages.get("/")
+    assert "does not answer" not in text
+    assert f'href="/topics/{TOPICS[0]}"' in text
+    # A change waits for its turn, and who gave up meanwhile is noted.
+    path = f"/topics/{TOPICS[0]}/subscriptions/billing"
+    caplog.set_level("INFO")
+    monkeypatch.setattr(shard_pages, "_PAGE_SECONDS", 0.2)
+    text = await front.pages.post(path, csrf=csrf, status=503, action="pause")
+    assert "Shard 0 is busy with other pages" in text
+    assert "not known" not in text
+    assert _notes(caplog) == [("pages.change_subscription", "UNAVAILABLE", TOPICS[0])]
+    hold.release()
+    await asyncio.gather(*slow)
+    assert not front.shards[0].broker.registry.topic(TOPICS[0]).subscription("billing").paused
+
+
+async def test_a_change_given_up_before_its_turn_is_noted(
+    make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    front = await make_front()
+    await front.fill()
+    await front.pages.log_in()
+    csrf = await front.pages.csrf()
+    asked = asyncio.Event()
+
+    async def wait_for_a_turn(*_asked: object) -> ShardPage:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(ShardHttp, "page", wait_for_a_turn)
+    caplog.set_level("INFO")
+    noted = asyncio.Event()
+    note = AuditTrail.note
+
+    def noting(trail: AuditTrail, *args: Any, **details: Any) -> None:
+        note(trail, *args, **details)
+        noted.set()
+
+    monkeypatch.setattr(AuditTrail, "note", noting)
+    path = f"/topics/{TOPICS[0]}/subscriptions/billing"
+    change = asyncio.create_task(front.pages.post(path, csrf=csrf, action="pause"))
+    await asyncio.wait_for(asked.wait(), 30)
+    change.cancel()
+    await asyncio.wait_for(noted.wait(), 30)
+    assert _notes(caplog) == [("pages.change_subscription", "the caller went away", TOPICS[0])]
+
+
+async def test_blanks_around_a_topic_lead_to_the_same_shard(make_front: MakeFront):
+    front = await make_front()
+    await front.fill()
+    await front.pages.log_in()
+    for number, topic in enumerate(TOPICS):
+        for page in ("/scheduled", "/timeline"):
+            for given in (f"%20{topic}", f"{topic}%20"):
+                assert f"· shard {number} ·" in await front.pages.get(f"{page}?topic={given}")
+        text = await front.pages.post("/scheduled/change", topic=f" {topic} ", action="cancel", matched="5")
+        assert "Cancelled: 5." in text
+
+
+async def test_lists_of_all_topics_are_of_one_shard_only_where_that_is_named(make_front: MakeFront):
+    front = await make_front()
+    await front.fill()
+    for path in ("/", "/topics", "/dead-letters"):
+        text = await front.pages.get(f"{path}?topic={TOPICS[1]}")
+        assert "· shard" not in text
+        text = await front.pages.get(f"{path}?topic={TOPICS[1]}&shard=0")
+        assert "· shard 0 ·" in text
+
+
+async def test_the_report_of_the_audit_is_shown_by_the_front(make_front: MakeFront, tmp_path: Path):
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    (folder / "report.html").write_text("the one report")
+    front = await make_front(audit_report_dir=str(folder))
+    await front.fill()
+    front.away.update(range(SHARDS))
+    for query in ("", "?shard=1", "?topic=x"):
+        text = await front.pages.get(f"/audit{query}")
+        assert "There is no report in the folder yet." in text
+        assert "· shard" not in text
+        assert await front.pages.get(f"/audit/report.html{query}") == "the one report"
+    front.away.clear()
+    text = await front.pages.get(f"/topics/{TOPICS[1]}")
+    assert 'href="/audit"' in text  # and not that of the shard whose page it is on
+
+
+@pytest.mark.parametrize("odd", ["more", "fewer", "state", "note", "list", "text"])
+async def test_a_shard_of_another_version_takes_nothing_of_others_away(
+    odd: str, make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+):
+    front = await make_front()
+    await front.fill()
+    figures_of = ShardHttp.figures
+
+    async def figures(shard: ShardHttp, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        page = await figures_of(shard, path, headers, seconds)
+        if headers[SHARD_HEADER] != "1" or path != "/figures":
+            return page
+        told = json.loads(page.body)
+        changed = {
+            "more": {**told, "newer": 1},
+            "fewer": {name: value for name, value in told.items() if name != "ready"},
+            "state": {**told, "state": "splendid"},
+            "note": {**told, "attention": [["/", "name"]]},
+            "list": [told],
+        }
+        body = b"no JSON" if odd == "text" else json.dumps(changed[odd]).encode()
+        return page._replace(body=body)
+
+    monkeypatch.setattr(ShardHttp, "figures", figures)
+    text = await front.pages.get("/")
+    assert "Shard 1 is of another version: start the broker anew" in text
+    assert "1 of 2 shards answer here" in text
+    assert 'href="/?shard=0"' in text
+
+
+async def test_shards_of_other_nodes_are_not_away_and_an_early_delivery_comes_before_all(
+    make_front: MakeFront,
+):
+    front = await make_front()
+    await front.fill()
+    front.elsewhere.add(1)
+    text = await front.pages.get("/")
+    assert "<h1>On time</h1>" in text
+    assert "Shard 1 is owned by node b" in text
+    front.elsewhere.add(0)
+    assert "<h1>Other nodes own all shards</h1>" in await front.pages.get("/")
+    front.elsewhere.clear()
+    front.away.add(1)
+    assert "<h1>1 of 2 shards answer here</h1>" in await front.pages.get("/")
+    front.shards[0].broker.registry.topic(TOPICS[0]).subscription("billing").counters.early_deliveries = 2
+    assert "<h1>2 messages left before the time." in await front.pages.get("/")
+
+
+async def test_notes_are_of_all_shards_in_turn_and_the_rest_is_counted(make_front: MakeFront):
+    front = await make_front()
+    await front.fill()
+    for number, topic in enumerate(TOPICS):
+        paused = front.shards[number].broker.registry.topic(topic)
+        for n in range(9):
+            name = f"s{n}"
+            await paused.subscriptions.create(name, SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
+            await control.pause(paused, paused.subscription(name), paused=True)
+    last = front.shards[1].broker.registry.topic(TOPICS[1]).subscription("s8")
+    last.counters.early_deliveries = 1
+    text = await front.pages.get("/")
+    notes = re.findall(r"<li><a [^>]*>(\S+) / (\w+)</a> <span>(.*?)</span>", text)
+    assert notes[0] == (TOPICS[1], "s8", "delivered before its time: this must never happen")
+    assert len(notes) == 8
+    assert [topic for topic, *_ in notes].count(TOPICS[0]) == 4
+    assert "And 11 more." in text  # of 18 that are paused and one early delivery
+    assert "And 2 more." in await front.pages.get("/?shard=1")
 
 
 async def test_what_a_shard_sends_without_end_or_never_is_given_up(tmp_path: Path):
@@ -283,7 +548,7 @@ async def test_what_a_shard_sends_without_end_or_never_is_given_up(tmp_path: Pat
 
     path = str(tmp_path / "0.http")
     app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
     await web.UnixSite(runner, path).start()
@@ -291,8 +556,9 @@ async def test_what_a_shard_sends_without_end_or_never_is_given_up(tmp_path: Pat
     try:
         with pytest.raises(Unavailable, match="too large"):
             await shard.page("GET", "/endless", {}, None, 50)
-        with pytest.raises(Unavailable, match="does not answer"):
-            await shard.page("GET", "/stuck", {}, None, 0.05)
+        with pytest.raises(Unavailable, match="does not answer") as refusal:
+            await shard.page("POST", "/stuck", {}, b"", 0.05)
+        assert refusal.value.reason == "OWNER_UNREACHABLE"  # it may have had its effect
     finally:
         await shard.close()
         await runner.cleanup()
@@ -304,7 +570,7 @@ def test_a_seal_is_of_one_token_and_of_what_it_says():
     assert seal.open(sealed) == ("a-csrf", "10.0.0.1")
     assert seal.open(sealed.replace("10.0.0.1", "10.0.0.2")) is None
     assert FrontSeal("another").open(sealed) is None
-    for text in ("", " ", "a-csrf 10.0.0.1", "\ud800 x y"):
+    for text in ("", " ", "a-csrf 10.0.0.1", "\ud800 x y", "x y \udcff"):
         assert seal.open(text) is None
 
 
