@@ -21,7 +21,7 @@ EXAMPLES = {"fast": 10, "change": 50, "deep": 1_000}
 """Examples of Hypothesis for a test that does not say otherwise."""
 DAY = int(os.environ.get("HYPOTHESIS_SEED") or 0)
 """Number that shifts every sample: of the day on a build server, 0 where there is none."""
-TODAY = DAY or int(os.environ.setdefault("POSTDATE_TEST_DAY", f"{date.today():%Y%m%d}"))
+TODAY = DAY or int(os.environ.setdefault("TEST_DAY", f"{date.today():%Y%m%d}"))
 """As `DAY`, but of the calendar where no seed is given: for cases of which each run tries another few. The variable is
 for the processes of one run, which may begin before midnight and after."""
 T = TypeVar("T")

@@ -32,11 +32,12 @@ from tests.depth import DAY
 from tests.harness import Outgoing
 from tests.sim.shard_brokers import LEASE_MS, ShardBroker, make_bucket
 from tests.sim.test_shard_bases import bases_of
+from tests.unit.folder import compaction_world
 from tests.wire.access_files import Files
 
 LIMIT_SECONDS = 20.0
 VIRTUAL_LIMIT_SECONDS = 600.0
-OF_NODES = ("heartbeats", "bases", "checkpoints of silences")
+OF_NODES = ("heartbeats", "bases", "checkpoints of silences", "rewrites of ledgers")
 OF_FRONTS = ("unread calls", "route of the front")
 EDGES = [name for name, row in TASKS.items() if not row.runs_here]
 Case = tuple[str, Kind, str]
@@ -146,7 +147,12 @@ async def test_a_task_of_a_front_tells(monkeypatch: pytest.MonkeyPatch, case: Ca
 def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, standby = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        settings = (
+            compaction_world.config(checkpoint_interval_ms=5_000)
+            if case[0] == "rewrites of ledgers"
+            else None
+        )
+        owner, standby = (ShardBroker(bucket, loop, name, MemVfs(), settings) for name in ("a", "b"))
         await (await owner.follow())
         node = await owner.own()
         target = Target(monkeypatch, case)
@@ -165,6 +171,11 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
             hit = standby.node
             await standby.reach(node.broker.journal.durable_lsn)
             owner.kill()  # now the log falls silent
+        if target.name == "rewrites of ledgers":
+            await standby.follow(rank=1)
+            hit = standby.node
+            await compaction_world.fill(node, 3)
+            await compaction_world.compact(node)
         await target.check(hit.broker.supervisor, lambda: asyncio.sleep(1), VIRTUAL_LIMIT_SECONDS)
         assert bool(hit.failures) == (hit.broker.supervisor.failure is not None)
 
@@ -173,4 +184,4 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
 
 def test_each_task_that_the_broker_alone_does_not_run_is_interrupted_here() -> None:
     assert {*OF_NODES, *OF_FRONTS} <= set(EDGES)
-    assert len(EDGES) == 12
+    assert len(EDGES) == 13

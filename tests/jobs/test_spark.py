@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from broker.cli import main
 from broker.cluster.base_store import BaseCut, BaseStore
 from broker.cluster.stores import open_store
-from broker.folder.shard_folders import shard_folder
+from broker.folder.shard_folders import shard_folder, write_shards
 from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.datasource import PostdateDataSource
 from broker.jobs.engine import InlineEngine
@@ -134,6 +134,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(path, path.parent / "one")
     asyncio.run(reshard_folder(LocalVfs(), str(path), SHARDS))
     shutil.rmtree(shard_folder(str(path), 0))
+    write_shards(LocalVfs(), str(path), SHARDS)  # not all of them have served
     return path
 
 

@@ -59,7 +59,7 @@ async def test_a_connection_that_fronts_share_outlives_a_client_that_does_not_re
 ):
     """Two fronts lie between a client and its shard: each ends the call by the tag that it gave it."""
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", 2.0)
     through, owner = nodes[0].wire, nodes[1]
     room = room_of(owner.server)
     room.bytes_max = 4 * MIB

@@ -191,7 +191,9 @@ async def test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops(
     running = asyncio.create_task(node.run())
     await eventually(lambda: all(child.pid for child in node._children))
     node._views[2] = node._views[2]._replace(route=OwnerRoute())  # it owns the first shard alone
-    os.kill(node._children[0].pid, signal.SIGSTOP)
+    frozen = node._children[0].pid
+    os.kill(frozen, signal.SIGSTOP)
+    await eventually(lambda: Path(f"/proc/{frozen}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     began = asyncio.get_running_loop().time()
     node._stop.set()
     async with asyncio.timeout(SECONDS):
