@@ -138,7 +138,8 @@ class Broker:
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
         self._appended_at_look = self._unwritten_at_look = 0
-        self._disk_full = self._draining = False
+        self._disk_full = False
+        self._draining = False
 
     def _make_compactions(self) -> Compactions:
         return Compactions(

@@ -41,7 +41,7 @@ _UNREAD = "postdate-unread"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _TAG = re.compile(r"f[0-9]{1,15}")
 _TOLD_MAX = 200
-"""Marks in one answer: metadata are bounded too."""
+"""Tags in one answer: metadata are bounded too."""
 
 _named: dict[str, dict[str, None]] = {}  # tags by gRPC's name of the peer; the oldest first
 _closing: set[Peer] = set()

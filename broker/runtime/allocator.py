@@ -14,8 +14,8 @@ class Trimmer:
     """Trims the heap a while after it was asked to, once for all that asked meanwhile, and in a thread.
 
     It is trimmed once more a longer while after: a library that frees memory in threads of its own may be late.
-    However often it is asked, so by calls without a message, a trim comes once in so many seconds. In a heap of 1 GiB
-    of which every other 4,000 bytes are free it takes 5 ms of a core, with the allocator's lock; of 64 MiB 0.3 ms.
+    However often it is asked, so by calls without a message, a trim comes once in so many seconds: it holds the
+    allocator's lock for milliseconds where much is free.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -28,7 +28,7 @@ from postdate.errors import PartlyStored, PostdateError
 from postdate.message import Message
 from postdate.model import MessageId, OutgoingMessage, Receipt, Receipts, SubscriptionType
 from postdate.producer import Producer
-from postdate.subscription import PERMITS, Subscription, run_permits
+from postdate.subscription import PERMITS, Subscription, run_permits, take_within
 
 PARTITIONS_MAX = 1000
 
@@ -308,14 +308,7 @@ class PartitionedSubscription:
             raise ValueError("max_messages is at least 1")
         self._begin(PERMITS)
         await self._subscriptions[0].note_asked(timeout)
-        give_up_at = None if timeout is None else asyncio.get_running_loop().time() + timeout.total_seconds()
-        while not (messages := self._take(max_messages)) and not self.is_stopped:
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    await self.wait_change()
-            except TimeoutError:
-                return []
-        return messages
+        return await take_within(self, self._take, max_messages, timeout)
 
     def _take(self, most: int) -> list[Message]:
         """Take what is there, at most so many: equal parts, and of what others leave of theirs (PARTITIONS-3)."""

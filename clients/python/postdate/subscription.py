@@ -16,7 +16,7 @@ from postdate._held import Held
 from postdate._link import Link
 from postdate._permits import Permits
 from postdate._rpc import Rpc
-from postdate._runner import Handler, Runner
+from postdate._runner import Handler, Runner, Source
 from postdate._settlement import ACK, RELEASE, Done, Settlements, Verb
 from postdate._sigterm import add_consumer, remove_consumer, returning_on_sigterm
 from postdate._time import duration_ms, span
@@ -41,6 +41,20 @@ def run_permits(kind: SubscriptionType, concurrency: int) -> int:
     """Permits of a `run`, unless they were given."""
     # More would starve other workers; but keys have one worker, and a hot one must not hold up the others.
     return PERMITS if kind is SubscriptionType.KEY_SHARED else _PERMITS_A_HANDLER * concurrency
+
+
+async def take_within(
+    source: Source, take: Callable[[int], list[Message]], max_messages: int, timeout: timedelta | None
+) -> list[Message]:
+    """Take what is there; wait for the first. An empty list: the time is up, or the subscription ended."""
+    give_up_at = None if timeout is None else asyncio.get_running_loop().time() + timeout.total_seconds()
+    while not (messages := take(max_messages)) and not source.is_stopped:
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                await source.wait_change()
+        except TimeoutError:
+            return []
+    return messages
 
 
 class Subscription:
@@ -244,17 +258,9 @@ class Subscription:
         """
         if max_messages < 1:
             raise ValueError("max_messages is at least 1")
-        loop = asyncio.get_running_loop()
         self.begin(PERMITS)
         await self.note_asked(timeout)
-        give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
-        while not (messages := self.take_ready(max_messages)) and not self.is_stopped:
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    await self.wait_change()
-            except TimeoutError:
-                return []
-        return messages
+        return await take_within(self, self.take_ready, max_messages, timeout)
 
     async def note_asked(self, timeout: timedelta | None) -> None:
         """For `PartitionedSubscription`: raise Closed for who asks again with a timeout after SIGTERM."""

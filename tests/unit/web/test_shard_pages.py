@@ -51,6 +51,12 @@ class Front:
     elsewhere: set[int]
     """Shards that another node owns."""
 
+    async def begin(self) -> str:
+        """Fill the shards, log in, and return the token of forms."""
+        await self.fill()
+        await self.pages.log_in()
+        return await self.pages.csrf()
+
     async def fill(self) -> None:
         for shard, topic in zip(self.shards, TOPICS, strict=True):
             await shard.produce(
@@ -301,9 +307,7 @@ async def test_a_change_that_reaches_no_shard_is_refused_and_noted_by_the_front(
     make_front: MakeFront, caplog: pytest.LogCaptureFixture
 ):
     front = await make_front()
-    await front.fill()
-    await front.pages.log_in()
-    csrf = await front.pages.csrf()
+    csrf = await front.begin()
     caplog.set_level("INFO")
     front.away.add(0)
     path = f"/topics/{TOPICS[0]}/subscriptions/billing"
@@ -338,9 +342,7 @@ async def test_a_refusal_of_a_shard_is_noted_once_and_told_on_a_page_of_that_sha
     make_front: MakeFront, caplog: pytest.LogCaptureFixture
 ):
     front = await make_front()
-    await front.fill()
-    await front.pages.log_in()
-    csrf = await front.pages.csrf()
+    csrf = await front.begin()
     caplog.set_level("INFO")
     text = await front.pages.post(f"/topics/{TOPICS[1]}/subscriptions/none", csrf=csrf, action="pause")
     assert 'class="flash failed"' in text
@@ -352,9 +354,7 @@ async def test_a_change_that_a_shard_has_and_does_not_answer_is_in_doubt(
     make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     front = await make_front()
-    await front.fill()
-    await front.pages.log_in()
-    csrf = await front.pages.csrf()
+    csrf = await front.begin()
     path = f"/topics/{TOPICS[0]}/subscriptions/billing"
     Hold(path).put_on(monkeypatch)
     monkeypatch.setattr(shard_pages, "_PAGE_SECONDS", 0.2)
@@ -368,9 +368,7 @@ async def test_slow_pages_of_a_shard_keep_changes_waiting_and_no_figures(
     make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     front = await make_front()
-    await front.fill()
-    await front.pages.log_in()
-    csrf = await front.pages.csrf()
+    csrf = await front.begin()
     hold = Hold("/storage")
     hold.put_on(monkeypatch)
     slow = []
@@ -399,9 +397,7 @@ async def test_a_change_given_up_before_its_turn_is_noted(
     make_front: MakeFront, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     front = await make_front()
-    await front.fill()
-    await front.pages.log_in()
-    csrf = await front.pages.csrf()
+    csrf = await front.begin()
     asked = asyncio.Event()
 
     async def wait_for_a_turn(*_asked: object) -> ShardPage:
