@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from broker.config import SETTINGS, BrokerConfig
 from broker.errors import Fenced, Unavailable
@@ -158,16 +158,23 @@ class Server:
         ownership = shard.ownership if shard is not None else None
         self.broker = self._threads.make_broker(config, self._clock, self._fail, vfs=vfs, ownership=ownership)
         self._version = broker_version()
-        self._producer = producer.ProducerService(self.broker)
         epoch = shard.view().route.epoch if shard is not None else 0
         self._consumer = consumer.ConsumerService(self.broker, epoch)
         cluster = None
         if shard is not None:
             cluster = admin.OwnedCluster(shard.view, HandOver(self.broker, shard.view, shard.resign_to))
-        self._admin = admin.AdminService(self.broker, self._version, cluster, lambda: self._port.shard_port)
-        self._schedule = schedule.ScheduleService(self.broker)
-        self._compaction = compaction.CompactionService(self.broker)
-        self._health = HealthService()
+        services = (
+            (producer.SERVICE, producer.ProducerService(self.broker)),
+            (consumer.SERVICE, self._consumer),
+            (
+                admin.SERVICE,
+                admin.AdminService(self.broker, self._version, cluster, lambda: self._port.shard_port),
+            ),
+            (schedule.SERVICE, schedule.ScheduleService(self.broker)),
+            (compaction.SERVICE, compaction.CompactionService(self.broker)),
+        )
+        self._handlers = {name: service.handlers() for name, service in services}
+        self._health = HealthService(self._handlers)
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
         pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
@@ -229,7 +236,7 @@ class Server:
         for name, watch in self._port.watches():
             self.broker.supervisor.spawn_lasting(name, watch)
         await self._port.server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell(is_serving=True)
         log.info(
             "Serving",
             version=self._version,
@@ -250,7 +257,7 @@ class Server:
         """Drain: no new work, streams are told, what was accepted is finished and checkpointed."""
         log.info("Stopping")
         self._notifier.tell("STOPPING=1", "STATUS=Draining")
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.tell(is_serving=False)
         self.broker.drain()
         self._consumer.drain()
         grace_seconds = 0.0 if self._is_fenced else self.config.drain_grace_ms / 1000
@@ -281,20 +288,13 @@ class Server:
             self._stop.set()
 
     def _add_services(self) -> None:
-        server, names = self._port.server, []
-        for name, service in (
-            (producer.SERVICE, self._producer),
-            (consumer.SERVICE, self._consumer),
-            (admin.SERVICE, self._admin),
-            (schedule.SERVICE, self._schedule),
-            (compaction.SERVICE, self._compaction),
-        ):
-            names.append(name)
-            handler = grpc.method_handlers_generic_handler(name, service.handlers())
+        server = self._port.server
+        for name, handlers in self._handlers.items():
+            handler = grpc.method_handlers_generic_handler(name, handlers)
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.config.reflection_enabled:
-            add_reflection((*names, health.SERVICE_NAME), server)
+            add_reflection((*self._handlers, health.SERVICE_NAME), server)
 
     def reload_soon(self) -> None:
         with suppress(Unavailable):  # it stops
@@ -317,11 +317,6 @@ class Server:
         log.info("Reloaded", log_level=fresh.log_level)
         if changed:
             log.warning("Changed settings need a restart", settings=changed)
-
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        services = (producer, consumer, admin, schedule, compaction)
-        for name in ("", *(service.SERVICE for service in services)):
-            await self._health.set(name, status)
 
     def _describe_state(self) -> str:
         return self.broker.not_ready_because or "serving"

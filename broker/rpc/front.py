@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from broker.config import BrokerConfig
 from broker.errors import PostdateError
@@ -107,7 +107,7 @@ class Front:
             lambda route: channel_to_node(host.config, route.owner_address),
             window_bytes(host.config),
         )
-        self._health = HealthService()
+        self._health = HealthService(service.SERVICE for service in SERVICES)
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
         self._port.server.add_generic_rpc_handlers((_Methods(self),))
@@ -122,7 +122,7 @@ class Front:
         """Open the port. `spawn_lasting` runs what lasts as long as that is open. Raises Fenced if that cannot be."""
         self._port.bind()
         self._owner.follow()
-        await self._set_health()
+        self._tell_health()
         await self._port.server.start()
         self._tasks.append(spawn_lasting("route of the front", self._watch_route()))
         self._tasks.append(spawn_lasting("unread calls", watch_unread(self._connections)))
@@ -179,14 +179,11 @@ class Front:
             self._owner.follow()
             if known != self._owner.route:
                 known = self._owner.route
-                await self._set_health()
+                self._tell_health()
 
-    async def _set_health(self) -> None:
+    def _tell_health(self) -> None:
         """Say whether calls can be passed on."""
-        statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if self._owner.connections is not None else statuses.NOT_SERVING
-        for name in ("", *(service.SERVICE for service in SERVICES)):
-            await self._health.set(name, status)
+        self._health.tell(is_serving=self._owner.connections is not None)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.observe.cluster_view import ClusterView
@@ -97,7 +97,7 @@ class ShardFront:
         self._room = MessageRoom(host.config.receiving_bytes_max, host.clock)
         self._owners = owners
         self._view = view
-        self._health = HealthService()
+        self._health = HealthService(service.SERVICE for service in SERVICES)
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
         names = [service.SERVICE for service in SERVICES]
@@ -130,15 +130,15 @@ class ShardFront:
 
     async def start(self, supervisor: Supervisor) -> None:
         """Take calls. `supervisor` runs what lasts as long as the port is open, and is stopped before it."""
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell(is_serving=True)
         await self._port.server.start()
         for name, watch in self._port.watches():
             supervisor.spawn_lasting(name, watch)
         supervisor.spawn_lasting("unread calls", watch_unread(self._owners.connections))
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Say that it will stop; calls are passed on until then."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.tell(is_serving=False)
 
     async def stop(self) -> None:
         """Close the port and end all calls."""
@@ -394,10 +394,6 @@ class ShardFront:
                 metadata=owner.metadata_for(context, call),
             )
         return answer
-
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", *(service.SERVICE for service in SERVICES)):
-            await self._health.set(name, status)
 
 
 def _is_not_found(error: grpc.aio.AioRpcError | PostdateError) -> bool:

@@ -184,7 +184,7 @@ class ShardSupervisor:
     async def _end(self, children: Sequence[asyncio.Task[None]]) -> None:
         log.info("Stopping")
         self._notifier.tell("STOPPING=1", "STATUS=Draining")
-        await self._front.drain()
+        self._front.drain()
         await self._stop_children(children)
         # Calls under way are passed on until their shard has ended them.
         await self._wait_end(dict(enumerate(children)))

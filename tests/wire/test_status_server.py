@@ -15,6 +15,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
+from benchmarks.http2 import END_HEADERS, HEADERS, SETTINGS, connected, frame, message
+from benchmarks.http2 import call as http2_call
 from broker.errors import Fenced
 from broker.rpc import consumer as consumer_rpc
 from broker.rpc import producer as producer_rpc
@@ -376,6 +378,27 @@ async def test_health_follows_the_broker(serve: Serve, service: str):
     await stream.frame("draining")
     await stream.close()
     await within(stopping)
+
+
+async def test_a_client_that_does_not_read_keeps_health_from_nobody(serve: Serve):
+    """One that gives no window for an answer: others hear of the end, and it does not delay the broker's."""
+    wire = await serve()
+    health = health_pb2_grpc.HealthStub(wire.channel)
+    request = health_pb2.HealthCheckRequest()
+    no_window = (4).to_bytes(2, "big") + bytes(4)
+    async with connected(wire.server.grpc_address) as raw:
+        await raw.send(frame(SETTINGS, body=no_window))
+        for number in range(1, 21, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, http2_call("/grpc.health.v1.Health/Watch")))
+            await raw.send(message(number, request.SerializeToString(), ends=True))
+        await eventually(lambda: len(wire.server._health._watchers) == 10)
+        watch = health.Watch(request)
+        assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = asyncio.ensure_future(wire.stop())
+        assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await within(stopping, 5.0)
+    assert not wire.server._health._watchers
 
 
 async def test_health_of_a_service_that_is_none_is_not_found(wire: Wire):
