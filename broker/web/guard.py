@@ -97,13 +97,13 @@ class FrontSeal:
     def open(self, sealed: str) -> tuple[str, str] | None:
         """Return the token of the session's forms, and who asks; None if no front of this token has said so."""
         said, _, checksum = sealed.rpartition(" ")
-        if not hmac.compare_digest(checksum.encode("utf-8", "surrogatepass"), self._checksum(said).encode()):
+        if not hmac.compare_digest(_bytes_of(checksum), self._checksum(said).encode()):
             return None
         csrf, _, address = said.partition(" ")
         return csrf, address
 
     def _checksum(self, said: str) -> str:
-        return hmac.new(self._key, said.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, _bytes_of(said), hashlib.sha256).hexdigest()
 
 
 class Guard:
@@ -205,12 +205,12 @@ class Guard:
 
     def login_form_token(self, nonce: str) -> str:
         """Return what the login form holds for a browser with this cookie: there is no session yet to bind it to."""
-        return hmac.new(self._form_key, nonce.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._form_key, _bytes_of(nonce), hashlib.sha256).hexdigest()
 
 
 def is_own_form(given: str, expected: str) -> bool:
     """Return whether a form holds the token that was put into it."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return hmac.compare_digest(_bytes_of(given), expected.encode())
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
@@ -223,7 +223,10 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
         return False
     if site is not None and site != "same-origin":
         return False
-    return origin is None or urlsplit(origin).netloc.lower() == headers.get("Host", "").lower()
+    try:
+        return origin is None or urlsplit(origin).netloc.lower() == headers.get("Host", "").lower()
+    except ValueError:  # what is no address
+        return False
 
 
 def host_name(host_header: str) -> str:
@@ -246,4 +249,9 @@ def _same_ip(host: str, own_ip: str) -> bool:
 
 def _digest(secret: str) -> bytes:
     # Of equal length whatever was given, so that comparing takes the same time; and no id lies about in memory.
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(_bytes_of(secret)).digest()
+
+
+def _bytes_of(given: str) -> bytes:
+    # Headers are read with surrogates in place of bytes that are no UTF-8: they are wrong, and no error of ours.
+    return given.encode("utf-8", "surrogatepass")

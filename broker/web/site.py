@@ -86,6 +86,7 @@ def _told(error: PostdateError | PageRefusal) -> str:
 
 _AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
 """Fields of forms and paths that the audit trail shows: what is changed, and how."""
+_FORM = "application/x-www-form-urlencoded"
 _SEE_OTHER = 303
 _MENU = (
     ("/", "Overview"),
@@ -164,7 +165,9 @@ class Visit:
                 "now_ms": self.site.clock.now_ms(),
             },
         )
-        return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")
+        # A header that a page shows may hold bytes that are no text.
+        body = text.encode(errors="replace")
+        return web.Response(status=status, body=body, content_type="text/html", charset="utf-8")
 
     def _menu(self) -> list[tuple[str, str, str]]:
         """Return the path, the address and the name of each page."""
@@ -413,9 +416,14 @@ class Site:
         request = visit.request
         if not is_same_origin(request.headers):
             return await self._refuse_form(visit, "It was not sent from one of these pages.")
-        if request.content_type != "application/x-www-form-urlencoded":
+        # Browsers send UTF-8 and name no encoding; Python has some that decode to what cannot be written again.
+        if request.content_type != _FORM or request.charset not in (None, "utf-8"):
             return await self._refuse_form(visit, "It is not a form.")
-        form = {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+        try:
+            sent = await request.post()
+        except UnicodeDecodeError:
+            return await self._refuse_form(visit, "It is not a form.")
+        form = {name: value for name, value in sent.items() if isinstance(value, str)}
         if request.path == "/login":
             nonce = request.cookies.get(FORM_COOKIE, "")
             expected = self.guard.login_form_token(nonce) if nonce else ""
