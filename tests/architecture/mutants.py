@@ -18,6 +18,19 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "numbers of the caller that do not rise are made to": Mutant(
+        "clients/python/postdate/_encode.py",
+        "    if first < 0x80 or not all(map(eq, sequence_ids, range(first, first + len(sequence_ids)))):",
+        "    if first < 0x80 or sequence_ids[-1] - first != len(sequence_ids) - 1:",
+        "tests/unit/client/test_client_encode.py::test_numbers_of_the_caller_are_written_as_given",
+    ),
+    "moments that are equal are sent as one": Mutant(
+        "clients/python/postdate/_encode.py",
+        "    if first is values[-1] and all(map(is_, values, repeat(first))):",
+        "    if first is values[-1] and values.count(first) == len(values):",
+        "tests/unit/client/test_client_encode.py"
+        "::test_moments_that_are_equal_and_not_the_same_are_told_apart",
+    ),
     "the reason of a nack is not kept": Mutant(
         "broker/subscriptions/decisions.py",
         "                waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms, reason))",

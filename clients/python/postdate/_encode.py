@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, eq, is_
 from typing import Any, TypeVar, cast
 
 from postdate._time import DURATION_MS_MAX, duration_ms, epoch_ms
@@ -211,10 +211,13 @@ def _contents(heads: _Heads, contents: Sequence[bytes]) -> tuple[Column, Column]
 
 
 def _column(values: Sequence[T | None], encode: Callable[[T | None], bytes]) -> Sequence[Column]:
+    if values.count(None) == len(values):
+        return ()
     first = values[0]
-    if first is values[-1] and values.count(first) == len(values):
-        # Often all have none, or one object such as the delay of a whole list.
-        return () if first is None else (repeat(encode(first)),)
+    # Often all have one object, such as the delay of a whole list. It is not enough that they are equal: a local time
+    # that a change of clocks repeats is, and names two moments.
+    if first is values[-1] and all(map(is_, values, repeat(first))):
+        return (repeat(encode(first)),)
     return (map(encode, values),)
 
 
@@ -234,7 +237,7 @@ def _delays(spans: Sequence[timedelta | None]) -> Sequence[Column]:
 def _sequence_ids(sequence_ids: Sequence[int]) -> Column:
     tag = _TAGS["sequence_id"]
     first, last = sequence_ids[0], sequence_ids[-1]
-    if first < 0x80 or last - first != len(sequence_ids) - 1:
+    if first < 0x80 or not all(map(eq, sequence_ids, range(first, first + len(sequence_ids)))):
         return [tag + _varint(each) for each in sequence_ids]
     # They rise by one, as a producer's own do: each 128 have all but their first octet in common.
     column: list[bytes] = []

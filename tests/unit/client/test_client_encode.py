@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -131,6 +131,32 @@ async def test_a_list_of_payloads_is_written_as_protobuf_does(
     check_same(batch.encode(), [typed(each, traceparent=traceparent, **times) for each in payloads])
 
 
+class ClocksSetBack(tzinfo):
+    """A zone on the night in which its clocks are set back by an hour."""
+
+    def utcoffset(self, moment: datetime | None) -> timedelta:
+        return timedelta(hours=1 if moment is not None and moment.fold else 2)
+
+    def dst(self, moment: datetime | None) -> timedelta:
+        return self.utcoffset(moment) - timedelta(hours=1)
+
+    def tzname(self, moment: datetime | None) -> str:
+        return "winter" if moment is not None and moment.fold else "summer"
+
+
+@pytest.mark.parametrize("field", ["deliver_at", "event_time"])
+async def test_moments_that_are_equal_and_not_the_same_are_told_apart(field: str):
+    """A local time that comes twice, as clocks are set back, compares equal to itself an hour later."""
+    early = datetime(2030, 10, 27, 2, 30, tzinfo=ClocksSetBack())
+    late = early.replace(fold=1)
+    assert early == late
+    assert late.astimezone(UTC) - early.astimezone(UTC) == timedelta(hours=1)
+    given: list[dict[str, Any]] = [{field: moment} for moment in (early, late, early)]
+    messages = [OutgoingMessage(b"x", **fields) for fields in given]
+    (batch,) = batched(messages)
+    check_same(batch.encode(), [typed(message) for message in messages])
+
+
 @given(message=lists(), payload=PAYLOADS, span=DURATIONS)
 async def test_payloads_among_messages_have_the_times_of_the_list(
     message: list[OutgoingMessage], payload: bytes, span: timedelta
@@ -176,7 +202,13 @@ async def test_numbers_of_the_producers_own_rise_through_a_list(start: int, coun
     assert numbering.number(None) == start + count + 1
 
 
-@given(numbers=st.lists(SEQUENCE_IDS, min_size=1, max_size=6))
+NEAR_NUMBERS = st.integers(2**40, 2**40 + 6)  # often with as many between the first and the last as there are
+
+
+@given(
+    numbers=st.lists(SEQUENCE_IDS, min_size=1, max_size=6) | st.lists(NEAR_NUMBERS, min_size=1, max_size=6)
+)
+@example(numbers=[200, 205, 202])
 async def test_numbers_of_the_caller_are_written_as_given(numbers: list[int]):
     messages = [OutgoingMessage(b"x", sequence_id=number) for number in numbers]
     (batch,) = batched(messages, numbering=Numbering(1))
