@@ -36,6 +36,8 @@ class Candidates:
     topic: str
     ledgers: tuple[LedgerCandidate, ...]
     buckets: tuple[BucketCandidate, ...]
+    owner_address: str | None = None
+    """Of the node of a cluster that has the files, where it is not the one that was asked; empty: nobody is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -58,6 +58,8 @@ class TopicResult:
 class Tell:
     """Listener that hears what a run does."""
 
+    elsewhere: Callable[[Mapping[str, Sequence[str]]], None] = lambda topics: None
+    """Topics that were passed over, by the address of the node that has their files."""
     planned: Callable[[Sequence[TopicPlan]], None] = lambda plans: None
     started: Callable[[float], None] = lambda start_up_seconds: None
     progress: Callable[[int], None] = lambda done_bytes: None  # of all that is planned
@@ -80,17 +82,22 @@ async def run_compact(desk: Desk, engine: Engine, request: CompactRequest, tell:
     """
     plans: list[TopicPlan] = []
     results: list[TopicResult] = []
+    elsewhere: dict[str, list[str]] = {}
     budget = request.limits.read_bytes_max
     for topic in request.topics or await desk.topics():
         try:
-            plan = plan_topic(await desk.candidates(topic), request.limits, budget)
+            candidates = await desk.candidates(topic)
+            plan = plan_topic(candidates, request.limits, budget)
         except PostdateError as error:
             results.append(_failed(topic, error))
             tell.finished(results[-1])
             continue
+        if candidates.owner_address is not None:
+            elsewhere.setdefault(candidates.owner_address, []).append(topic)
         budget -= plan.read_bytes
         if not plan.is_empty or plan.left_count:
             plans.append(plan)
+    tell.elsewhere(elsewhere)
     tell.planned(plans)
     todo = [plan for plan in plans if not plan.is_empty]
     if request.apply and todo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -28,6 +28,7 @@ from broker.topic_shards import shard_of
 DONE, PARTLY, FAILED, ALREADY_RUNNING = 0, 1, 3, 4
 
 _MIB = 1 << 20
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,13 @@ class _Shown:
         self._start_up_seconds = 0.0
 
     def tell(self) -> Tell:
-        return Tell(self.planned, self.started, self.progressed, self.finished)
+        return Tell(self.elsewhere, self.planned, self.started, self.progressed, self.finished)
+
+    def elsewhere(self, topics: Mapping[str, Sequence[str]]) -> None:
+        for address, names in sorted(topics.items()):
+            some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+            node = f"the node at {address}: run this there, too" if address else "no node that is known now"
+            click.echo(f"{len(names)} topics are passed over, their files are those of {node} ({some})")
 
     def planned(self, plans: Sequence[TopicPlan]) -> None:
         self._total_bytes = sum(plan.read_bytes for plan in plans)

@@ -133,7 +133,7 @@ HELP: dict[str, str] = {
     "backup_last_duration_seconds": "Duration of the last backup.",
     "backup_last_bytes": "Bytes of the last backup, linked or copied.",
     "removed_ledgers": "Ledgers removed because nothing in them was live.",
-    "compacted_ledgers": "Ledgers replaced by a compacted generation.",
+    "compacted_ledgers": "Ledgers replaced by a compacted generation; in a cluster each node counts its own.",
     "compactions": (
         "Compaction jobs ended, by result: committed, refused (some of the output), aborted (by the job, also"
         " if there was nothing to do), expired."

@@ -94,7 +94,7 @@ class RemoteDesk:
         except Unavailable as error:
             if error.reason != "NOT_OWNER":
                 raise
-            return Candidates(topic, (), ())
+            return Candidates(topic, (), (), str(error.facts["owner_address"]))
         self._data_dirs[topic] = seen_at(self._seen, response.data_dir)
         return Candidates(
             topic,
@@ -143,7 +143,8 @@ class RemoteDesk:
             return await method(request, timeout=seconds, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
-            raise kind(error.details() or error.code().name, reason=_reason(error)) from error
+            reason, owner = _read_info(error)
+            raise kind(error.details() or error.code().name, reason=reason, owner_address=owner) from error
 
 
 def seen_at(seen: str, told: str) -> str:
@@ -165,12 +166,13 @@ def _value(kind: type[T], message: Message) -> T:
     )
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
+def _read_info(error: grpc.aio.AioRpcError) -> tuple[str, str]:
+    """Return the reason of an error, and the address of the owner if it tells of one."""
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == DETAILS_KEY:
             for detail in status_pb2.Status.FromString(value).details:
                 info = error_details_pb2.ErrorInfo()
                 if detail.Unpack(info):
-                    return str(info.reason)
-    return error.code().name
+                    return str(info.reason), str(info.metadata.get("owner_address", ""))
+    return error.code().name, ""

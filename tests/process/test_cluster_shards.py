@@ -45,9 +45,12 @@ TOPICS = [
 class Nodes:
     """The supervisors of three nodes, by name."""
 
-    def __init__(self, start: Start, folder: Path) -> None:
+    def __init__(self, start: Start, folder: Path, **settings: str) -> None:
         self._start = start
         self._folder = folder
+        own = {"base_interval_ms": "3s", "drain_grace_ms": "1s"}
+        own["lease_ms"] = "10m"  # of what a consumer keeps: a life of a stream may be long
+        self._settings = {**SMALL, **own, **settings}
         self._ports = dict(zip("abc", free_ports(3), strict=True))
         self.processes: dict[str, BrokerProcess] = {}
         self.ended: list[BrokerProcess] = []
@@ -64,10 +67,7 @@ class Nodes:
             cluster_store=f"file://{self._folder}/store",
             cluster_nodes=",".join(f"{node}={self.address(node)}" for node in self._ports),
             node=name,
-            base_interval_ms="3s",
-            drain_grace_ms="1s",
-            lease_ms="10m",  # of what a consumer keeps: a life of a stream may be long
-            **SMALL,
+            **self._settings,
         )
         async with asyncio.timeout(SECONDS):
             await process._serving.wait()

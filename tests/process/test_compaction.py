@@ -218,11 +218,13 @@ def ledger_bytes(data_dir: Path) -> int:
     return size
 
 
-async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> list[postdate.MessageId]:
+async def fill(
+    broker: BrokerProcess, ledgers: int, entries: int, size: int, topic: str = "t"
+) -> list[postdate.MessageId]:
     """Ledgers of which all is delivered but one message, due next year; returns these."""
     pending: list[postdate.MessageId] = []
     async with postdate.connect(broker.grpc_address) as client:
-        async with client.producer("t") as producer:
+        async with client.producer(topic) as producer:
             for ledger in range(ledgers):
                 messages = [postdate.OutgoingMessage(os.urandom(size)) for _ in range(entries - 1)]
                 later = postdate.OutgoingMessage(
@@ -233,7 +235,7 @@ async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> 
             await producer.send(b"the last ledger takes entries")
         expected = ledgers * (entries - 1) + 1
         async with client.subscribe(
-            "t", "s", initial_position=postdate.InitialPosition.EARLIEST
+            topic, "s", initial_position=postdate.InitialPosition.EARLIEST
         ) as subscription:
             acks = []
             async for message in subscription:

@@ -38,12 +38,12 @@ async def test_a_topic_of_another_node_has_no_candidates_here(
             grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "elsewhere", ""
         )
 
-    monkeypatch.setattr("broker.rpc.compaction_client._reason", lambda error: reason)
+    monkeypatch.setattr("broker.rpc.compaction_client._read_info", lambda error: (reason, "b:7650"))
     async with RemoteDesk(NoCredentials()) as desk:
         desk._compaction.BeginCompaction = refuse
         if reason == "NOT_OWNER":
             candidates = await desk.candidates("orders")
-            assert (candidates.ledgers, candidates.buckets) == ((), ())
+            assert (candidates.ledgers, candidates.buckets, candidates.owner_address) == ((), (), "b:7650")
         else:
             with pytest.raises(Unavailable):
                 await desk.candidates("orders")
