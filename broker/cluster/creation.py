@@ -93,7 +93,7 @@ async def create_cluster(store: ObjectStore, shards: int, owner_lease_ms: int) -
             reason="CLUSTER_BEGUN",
         )
     for number in range(begun.shards):
-        await _settle(store, entry_name(number, 1), encode_first(begun.shard(number)))
+        await _store_or_read(store, entry_name(number, 1), encode_first(begun.shard(number)))
     return await _store_once(store, _MADE, begun)
 
 
@@ -103,11 +103,11 @@ def encode_first(shard: Shard) -> bytes:
 
 
 async def _store_once(store: ObjectStore, name: str, cluster: Cluster) -> Cluster:
-    data = await _settle(store, name, encode_cluster(cluster))
+    data = await _store_or_read(store, name, encode_cluster(cluster))
     return decode_cluster(data, f"{store.url}/{name}")
 
 
-async def _settle(store: ObjectStore, name: str, body: bytes) -> bytes:
+async def _store_or_read(store: ObjectStore, name: str, body: bytes) -> bytes:
     """Store an object unless there is one; returns the one that is there."""
     for _ in range(_ATTEMPTS_MAX):
         try:

@@ -1,8 +1,8 @@
 """A log of groups in an object store: one object a group, named by its index (`group_objects.py`).
 
 The store's create-if-absent is all that decides (CLUSTER-1). `append` trusts "stored" and nothing else: what failed,
-timed out or "exists" is repeated and read until it is settled (CLUSTER-2), so the log has no holes and no second form
-of a group.
+timed out or "exists" is repeated and read until its outcome is known (CLUSTER-2), so the log has no holes and no second
+form of a group.
 
   CLUSTER-6  Every group carries cluster, shard and shard count; a foreign one is refused. So is a log that does not
              reach to an lsn that a folder holds, and one without index 1, which `cluster create` writes: it is never
@@ -38,7 +38,7 @@ from broker.cluster.lease import Moment, OwnerLease
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.read_ahead import AheadLimits
 from broker.cluster.remote_store import AttemptTime
-from broker.cluster.take_over import Answer, Settling, after_create, after_read, is_removable, is_void
+from broker.cluster.take_over import Answer, AppendStep, after_create, after_read, is_removable, is_void
 from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
 from broker.runtime.flight import for_all
@@ -146,7 +146,7 @@ class ObjectGroupLog:
         self._check_reach(self._next_index, needed_to)
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
-        """As `GroupLog.append`; also fails with WriteFailed if `close` came before the group was settled."""
+        """As `GroupLog.append`; also fails with WriteFailed if `close` came before its outcome was known."""
         kind = GroupKind.HEARTBEAT if is_blank(records) else GroupKind.RECORDS
         return self._begin(kind, self._epoch, index, records)
 
@@ -241,7 +241,7 @@ class ObjectGroupLog:
         )
 
     async def close(self) -> None:
-        """End writing once the append in flight is settled, or has been repeated for as long as a lease."""
+        """End writing once the outcome of the append in flight is known, or it was repeated for as long as a lease."""
         if self._appending is not None and not self._appending.done():
             await asyncio.wait([self._appending], timeout=self._lease.owner_lease_ms / 1e3)
         self._closing.set()
@@ -269,7 +269,7 @@ class ObjectGroupLog:
         )
         self._appending = asyncio.get_running_loop().create_task(self._append(head, records, begin))
         self._appending.add_done_callback(_look_at_error)
-        # Whoever waits may be cancelled; the append must be settled all the same before another one begins (CLUSTER-2).
+        # Whoever waits may be cancelled; the append goes on, as none may begin before its outcome is known (CLUSTER-2).
         return asyncio.shield(self._appending)
 
     async def _append(self, head: Head, records: Sequence[NewRecord], begin: Moment) -> StoredGroup:
@@ -281,7 +281,7 @@ class ObjectGroupLog:
             )
         body = encode_entry(head, records)
         started = asyncio.get_running_loop().time()
-        await self._settle(index, body)
+        await self._append_until_known(index, body)
         self._next_index = index + len(records)
         self._epoch = head.epoch
         self._until_ms = max(self._until_ms, head.until_ms)
@@ -291,40 +291,42 @@ class ObjectGroupLog:
         self._grown.set()
         return StoredGroup(len(body), asyncio.get_running_loop().time() - started)
 
-    async def _settle(self, index: int, body: bytes) -> None:
+    async def _append_until_known(self, index: int, body: bytes) -> None:
         """Create and read until the group is stored, or another one is there (CLUSTER-2)."""
-        step, pause_seconds = Settling.CREATE, self._repeat_pause_seconds
+        step, pause_seconds = AppendStep.CREATE, self._repeat_pause_seconds
         while True:
             try:
                 step, is_passing = await self._try(step, index, body)
             except Fenced:
                 self._lease.end()
                 raise
-            if step is Settling.STORED:
+            if step is AppendStep.STORED:
                 return
             if not is_passing:
                 continue
             if await self._wait_closing(pause_seconds):
                 raise WriteFailed(
-                    None, "The log was closed before the group was settled", self._objects.place(index)
+                    None,
+                    "The log was closed before it was known whether the group is stored",
+                    self._objects.place(index),
                 )
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    async def _try(self, step: Settling, index: int, body: bytes) -> tuple[Settling, bool]:
+    async def _try(self, step: AppendStep, index: int, body: bytes) -> tuple[AppendStep, bool]:
         """Take one step of an append; returns the next one, and whether it is only worth while after a pause."""
-        if step is Settling.CREATE:
+        if step is AppendStep.CREATE:
             step = after_create(await self._create(index, body))
-            return step, step is Settling.CREATE
+            return step, step is AppendStep.CREATE
         try:
             stored = await self._objects.read(index)
         except OSError as error:
             log.warning("A group could not be read", place=self._objects.place(index), error=str(error))
-            return Settling.READ, True
+            return AppendStep.READ, True
         step = after_read(body, stored)
-        if step is Settling.FENCED:
+        if step is AppendStep.FENCED:
             assert stored is not None
             raise self._fenced(index, stored)
-        return step, step is Settling.CREATE
+        return step, step is AppendStep.CREATE
 
     async def _create(self, index: int, body: bytes) -> Answer:
         try:

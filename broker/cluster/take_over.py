@@ -1,7 +1,7 @@
 """Decisions of the take-over protocol, each a pure function: the broker and the model of the protocol call the same.
 
   CLUSTER-1  An index gets at most one group, ever: an append succeeds only at the first free index.
-  CLUSTER-2  An append whose outcome is unknown is repeated, same index and same bytes, until it is settled by reading.
+  CLUSTER-2  An append whose outcome is unknown is repeated, same index and same bytes, until reading tells it.
              Nothing else is sent before that, so the log has no holes.
   CLUSTER-3  Epochs rise: a group behind one of a higher epoch is void.
   CLUSTER-4  Take-over groups are never removed. A writer that slept through its successor's life still finds the index
@@ -34,8 +34,8 @@ class Answer(Enum):
     """None in time, or a failure: it may have been stored, and may be later."""
 
 
-class Settling(Enum):
-    """The next step of an append."""
+class AppendStep(Enum):
+    """The next step of an append, or its outcome."""
 
     STORED = "stored"
     FENCED = "fenced"
@@ -43,22 +43,22 @@ class Settling(Enum):
     READ = "read"
 
 
-def after_create(answer: Answer) -> Settling:
+def after_create(answer: Answer) -> AppendStep:
     """Return the step after a create was answered (CLUSTER-2)."""
     match answer:
         case Answer.STORED:
-            return Settling.STORED
+            return AppendStep.STORED
         case Answer.EXISTS:
-            return Settling.READ
+            return AppendStep.READ
         case Answer.UNKNOWN:
-            return Settling.CREATE
+            return AppendStep.CREATE
 
 
-def after_read(own: object, stored: object | None) -> Settling:
+def after_read(own: object, stored: object | None) -> AppendStep:
     """Return the step after the index of an append was read: the group there, or None (CLUSTER-2)."""
     if stored is None:
-        return Settling.CREATE
-    return Settling.STORED if stored == own else Settling.FENCED
+        return AppendStep.CREATE
+    return AppendStep.STORED if stored == own else AppendStep.FENCED
 
 
 def is_void(epoch: int, epoch_before: int) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from broker.cluster import take_over
 from broker.cluster.group_head import GroupKind
 from broker.cluster.lease import Moment, lease_holds
-from broker.cluster.take_over import Answer, Settling
+from broker.cluster.take_over import Answer, AppendStep
 
 TICK_MS = 1000
 LEASE_TICKS = 2
@@ -58,7 +58,7 @@ class Flight(NamedTuple):
     index: int
     group: Group
     begin: int
-    step: Settling = Settling.CREATE
+    step: AppendStep = AppendStep.CREATE
 
 
 class Node(NamedTuple):
@@ -134,8 +134,8 @@ def _moment(tick: int) -> Moment:
 class Rules(NamedTuple):
     """The decisions of the protocol: those of the broker, but for what a test replaces."""
 
-    after_create: Callable[[Answer], Settling] = take_over.after_create
-    after_read: Callable[[object, object | None], Settling] = take_over.after_read
+    after_create: Callable[[Answer], AppendStep] = take_over.after_create
+    after_read: Callable[[object, object | None], AppendStep] = take_over.after_read
     is_removable: Callable[[GroupKind, int, int], bool] = take_over.is_removable
     is_stray: Callable[[int, int], bool] = take_over.is_stray
     is_read_stray: Callable[[int, int], bool] = take_over.is_stray
@@ -290,9 +290,9 @@ class World:
 
     def _flying(self, state: State, number: int, flight: Flight) -> Iterator[Step]:
         name, index = "AB"[number], flight.index
-        if flight.step is Settling.READ:
+        if flight.step is AppendStep.READ:
             step = self._rules.after_read(flight.group, _at(state, index))
-            yield f"{name} reads {index}: {step.value}", self._settled(state, number, flight, step)
+            yield f"{name} reads {index}: {step.value}", self._stepped(state, number, flight, step)
             return
         is_free = _at(state, index) is None
         stored = _put(state, index, flight.group) if is_free else state
@@ -306,16 +306,16 @@ class World:
             outcomes.append(("and hears that it exists, though it does not", state, Answer.EXISTS))
         for what, after, answer in outcomes:
             step = self._rules.after_create(answer)
-            yield f"{name} creates {index} {what}", self._settled(after, number, flight, step)
+            yield f"{name} creates {index} {what}", self._stepped(after, number, flight, step)
 
-    def _settled(self, state: State, number: int, flight: Flight, step: Settling) -> State:
+    def _stepped(self, state: State, number: int, flight: Flight, step: AppendStep) -> State:
         node = state.nodes[number]
         match step:
-            case Settling.STORED:
+            case AppendStep.STORED:
                 return self._stored(state, number, flight)
-            case Settling.FENCED if node.role is Role.OWN:
+            case AppendStep.FENCED if node.role is Role.OWN:
                 return self._crashed(state, number, counted=False)
-            case Settling.FENCED:
+            case AppendStep.FENCED:
                 return self._with(
                     state, number, node._replace(role=Role.FOLLOW, flight=None, heard=state.now)
                 )

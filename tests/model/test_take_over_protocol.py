@@ -9,7 +9,7 @@ import pytest
 
 from broker.cluster import take_over
 from broker.cluster.lease import LEASE_PART
-from broker.cluster.take_over import Answer, Settling
+from broker.cluster.take_over import Answer, AppendStep
 from tests.model.take_over_world import LEASE_TICKS, Bounds, Rules, begin, explore
 
 SMALL = Bounds(ticks=2, records=2, epochs=2, crashes=0)
@@ -19,7 +19,7 @@ SMALL = Bounds(ticks=2, records=2, epochs=2, crashes=0)
 def taking(taken: Answer) -> Rules:
     """Rules by which an answer means that the group is stored."""
     return Rules(
-        after_create=lambda answer: Settling.STORED if answer is taken else take_over.after_create(answer)
+        after_create=lambda answer: AppendStep.STORED if answer is taken else take_over.after_create(answer)
     )
 
 
@@ -27,7 +27,7 @@ OFF = {
     "CLUSTER-2: exists is taken for ours": taking(Answer.EXISTS),
     "CLUSTER-2: no answer is taken for stored": taking(Answer.UNKNOWN),
     "CLUSTER-2: another group is taken for ours": Rules(
-        after_read=lambda own, stored: Settling.CREATE if stored is None else Settling.STORED
+        after_read=lambda own, stored: AppendStep.CREATE if stored is None else AppendStep.STORED
     ),
     "CLUSTER-4: fences are trimmed": Rules(is_removable=lambda kind, index, below: index < below),
     "CLUSTER-5: no base is read after a take-over was appended": Rules(is_stray=lambda index, base: False),

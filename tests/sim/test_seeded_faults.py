@@ -20,7 +20,7 @@ from broker.cluster.group_head import Head, encode_entry
 from broker.cluster.lease import Moment, OwnerLease, SystemLeaseClock
 from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.patient_store import PatientStore
-from broker.cluster.take_over import Answer, Settling
+from broker.cluster.take_over import Answer, AppendStep
 from broker.folder.broker import Broker
 from broker.folder.retention import Reclaimer
 from broker.node import shard_bases
@@ -56,13 +56,13 @@ def logs() -> None:
 
 
 def answer_at_once(patch: pytest.MonkeyPatch) -> None:
-    settle = ObjectGroupLog._settle
-    settling = set()
+    append_until_known = ObjectGroupLog._append_until_known
+    appending = set()
 
-    async def begin_to_settle(log: ObjectGroupLog, index: int, body: bytes) -> None:
-        settling.add(asyncio.get_running_loop().create_task(settle(log, index, body)))
+    async def begin_to_append(log: ObjectGroupLog, index: int, body: bytes) -> None:
+        appending.add(asyncio.get_running_loop().create_task(append_until_known(log, index, body)))
 
-    patch.setattr(ObjectGroupLog, "_settle", begin_to_settle)
+    patch.setattr(ObjectGroupLog, "_append_until_known", begin_to_append)
 
 
 def go_on_behind_a_time_out(patch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def go_on_behind_a_time_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_exists_for_ours(patch: pytest.MonkeyPatch) -> None:
-    def after_create(answer: Answer) -> Settling:
-        return Settling.STORED if answer is Answer.EXISTS else take_over.after_create(answer)
+    def after_create(answer: Answer) -> AppendStep:
+        return AppendStep.STORED if answer is Answer.EXISTS else take_over.after_create(answer)
 
     patch.setattr(object_group_log, "after_create", after_create)
 

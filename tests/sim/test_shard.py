@@ -10,7 +10,7 @@ import pytest
 
 from broker.cluster import follower, object_group_log, take_over
 from broker.cluster.lease import Moment, OwnerLease
-from broker.cluster.take_over import Answer, Settling
+from broker.cluster.take_over import Answer, AppendStep
 from broker.errors import Corrupt
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -51,12 +51,12 @@ def test_nothing_answered_is_lost_whoever_owns_the_shard(caplog: pytest.LogCaptu
         assert counts[name] > 0, f"{name}: the world has become harmless"
 
 
-def taking(taken: Answer) -> Callable[[Answer], Settling]:
-    return lambda answer: Settling.STORED if answer is taken else take_over.after_create(answer)
+def taking(taken: Answer) -> Callable[[Answer], AppendStep]:
+    return lambda answer: AppendStep.STORED if answer is taken else take_over.after_create(answer)
 
 
-def another_is_ours(own: object, stored: object | None) -> Settling:
-    return Settling.CREATE if stored is None else Settling.STORED
+def another_is_ours(own: object, stored: object | None) -> AppendStep:
+    return AppendStep.CREATE if stored is None else AppendStep.STORED
 
 
 def extend_from_the_answer(lease: OwnerLease, begin: Moment) -> None:

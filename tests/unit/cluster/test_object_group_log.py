@@ -347,13 +347,13 @@ async def test_an_older_epoch_behind_a_newer_one_is_refused(store: FaultyStore) 
         await log.follow()
 
 
-async def test_closing_gives_up_what_cannot_be_settled(store: FaultyStore) -> None:
+async def test_closing_gives_up_an_append_whose_outcome_stays_unknown(store: FaultyStore) -> None:
     log = ObjectGroupLog(store, SHARD, "a", OwnerLease(SystemLeaseClock(), 50))
     await log.open(2, 0)
     store.create_faults.extend([CreateFault.REQUEST_LOST] * 1000)
     appending = log.append(2, [(2, [b""], 0)])
     await log.close()
-    with pytest.raises(WriteFailed, match="closed before the group was settled"):
+    with pytest.raises(WriteFailed, match="closed before it was known"):
         await appending
 
 
@@ -366,7 +366,7 @@ async def test_closing_lets_an_append_be_repeated_first(store: FaultyStore) -> N
     assert bodies(await open_object_log(store)) == [b"kept"]
 
 
-async def test_whoever_stops_waiting_leaves_the_append_to_be_settled(store: FaultyStore) -> None:
+async def test_an_append_goes_on_when_nobody_waits_for_it(store: FaultyStore) -> None:
     log = await open_object_log(store)
     store.hold()
     appending = log.append(2, [(2, [b"kept"], 4)])

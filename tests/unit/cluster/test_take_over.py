@@ -7,7 +7,7 @@ import pytest
 from broker.cluster.group_head import GroupKind
 from broker.cluster.take_over import (
     Answer,
-    Settling,
+    AppendStep,
     after_create,
     after_read,
     is_removable,
@@ -20,16 +20,16 @@ from broker.cluster.take_over import (
 
 def test_only_stored_is_believed() -> None:
     assert {answer: after_create(answer) for answer in Answer} == {
-        Answer.STORED: Settling.STORED,
-        Answer.EXISTS: Settling.READ,
-        Answer.UNKNOWN: Settling.CREATE,
+        Answer.STORED: AppendStep.STORED,
+        Answer.EXISTS: AppendStep.READ,
+        Answer.UNKNOWN: AppendStep.CREATE,
     }
 
 
-def test_what_is_read_settles_an_append() -> None:
-    assert after_read(b"ours", b"ours") is Settling.STORED
-    assert after_read(b"ours", b"another") is Settling.FENCED
-    assert after_read(b"ours", None) is Settling.CREATE
+def test_what_is_read_tells_the_outcome_of_an_append() -> None:
+    assert after_read(b"ours", b"ours") is AppendStep.STORED
+    assert after_read(b"ours", b"another") is AppendStep.FENCED
+    assert after_read(b"ours", None) is AppendStep.CREATE
 
 
 @pytest.mark.parametrize("kind", GroupKind)
