@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -107,6 +108,24 @@ async def test_shutdown_waits_for_the_steps_that_were_begun():
     thread.shutdown()
     assert ran == [2]
     await asyncio.sleep(0)  # what the loop is told finds who waits
+
+
+async def test_who_waits_is_told_although_another_loop_was_told_before(thread: StepThread):
+    async def ask() -> int:
+        return await asyncio.wait_for(begin_step(thread, int, 7), 10)
+
+    assert await begin_step(thread, int, 6) == 6
+    assert await asyncio.to_thread(asyncio.run, ask()) == 7
+    assert await asyncio.wait_for(begin_step(thread, int, 8), 10) == 8
+
+
+async def test_shutdown_gives_back_its_descriptors_and_may_come_twice():
+    before = len(os.listdir("/proc/self/fd"))
+    thread = StepThread("steps-of-a-test")
+    await begin_step(thread, int)
+    thread.shutdown()
+    thread.shutdown()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_step_that_comes_after_the_shutdown_is_refused():
