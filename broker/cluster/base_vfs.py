@@ -65,7 +65,6 @@ class BaseVfs:
                 folder, _, name = folder.rpartition("/")
         self._cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # by path and offset
         self._lock = threading.Lock()
-        self.fetched_bytes = 0
 
     def open(self, path: str, *, create: bool = False) -> File:
         if create:
@@ -145,7 +144,6 @@ class BaseVfs:
             place, start = span[0]
             length = sum(block.length for block in span)
             body = await self._bases.read_part(file.path, place, start, length)
-            self.fetched_bytes += len(body)
             for block in span:
                 at = block.start - start
                 fetched[block.offset] = body[at : at + block.length]

@@ -45,7 +45,6 @@ class KeyRuns:
         self.cache = cache
         self.topic_id = files.storage.topic_id
         self.block_reads = 0
-        self.filter_reads = 0
 
     def delete(self, run: KeyRun) -> None:
         run.is_gone = True
@@ -106,7 +105,6 @@ class KeyRuns:
             if run.unfiltered_bytes < filter_bytes or not self.cache.takes(filter_bytes):
                 return wanted.hashes
             run.unfiltered_bytes = 0
-            self.filter_reads += 1
             key_filter = await self.storage.read(run.run_id, lambda reader: reader.read_filter(run.header))
             self.keep(run, key_filter)
         return wanted.hashes[key_filter.maybe(wanted)]

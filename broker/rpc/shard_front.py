@@ -65,21 +65,6 @@ _COUNT_SCHEDULED = f"/{schedule.SERVICE}/CountScheduled"
 _COMMIT_COMPACTION, _ABORT_COMPACTION, _LIST_COMPACTIONS = (
     f"/{compaction.SERVICE}/{method}" for method in ("CommitCompaction", "AbortCompaction", "ListCompactions")
 )
-_BACKUPS = shard_backups.CREATE, shard_backups.LIST, shard_backups.DELETE
-ASKED_OF_ALL = frozenset(
-    {
-        *_BACKUPS,
-        _COMMIT_COMPACTION,
-        _ABORT_COMPACTION,
-        _LIST_COMPACTIONS,
-        _LIST_TOPICS,
-        _GET_STATS,
-        _GET_CLUSTER,
-        _GET_SERVER_INFO,
-        _COUNT_SCHEDULED,
-    }
-)
-"""Methods about all topics, or several."""
 _SHARD_SECONDS = 1.0
 """Time for a shard to say what it is; one that does not is left out."""
 
@@ -117,6 +102,8 @@ class ShardFront:
             _GET_SERVER_INFO: self._get_server_info,
             _COUNT_SCHEDULED: self._count_scheduled,
         }
+        routed = {*TOPIC_METHODS, *self._answers, _MOVE_SHARD} - {_PRODUCE_STREAM}
+        assert routed == UNARY, "a method that is not routed would go to the first shard alone"
         self._port.server.add_generic_rpc_handlers((_ShardMethods(self),))
 
     @property

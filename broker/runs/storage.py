@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -99,20 +98,10 @@ class RunStorage(Generic[Reader]):
         """Remove a run, if there is one. Durable only later: what comes back after a crash is named by nobody."""
         await self._run(lambda: self._delete(run_id))
 
-    async def list_ids(self) -> list[int]:
-        """The ids of all runs there are, whole or not, rising."""
-        return await self._run(self._list)
-
     def _delete(self, run_id: int) -> None:
         path = self.path(run_id)
         with disk_errors(f"a {self._kind.noun}", "removed", path), contextlib.suppress(FileNotFoundError):
             self._vfs.remove(path)
-
-    def _list(self) -> list[int]:
-        with disk_errors(f"a {self._kind.noun}", "listed", self._folder):
-            names = self._vfs.list_dir(self._folder)
-        pattern = re.compile(rf"([1-9][0-9]{{0,18}})\.{self._kind.suffix}")
-        return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)

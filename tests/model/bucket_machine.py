@@ -26,7 +26,8 @@ from broker.storage.amendments import Amendments
 from broker.storage.bucket_files import SnapshotReader
 from broker.testing.mem_vfs import MemVfs
 from tests.model.tracker_machine import LEDGERS, OFFSETS_MS, Row, TrackerMachine
-from tests.unit.delayed.gated_buckets import IS_BACKGROUND, GatedExecutor, new_storage, spin
+from tests.run_files import run_ids
+from tests.unit.delayed.gated_buckets import FOLDER, IS_BACKGROUND, GatedExecutor, new_storage, spin
 
 FAILURES = (OSError, PostdateError)
 POLICIES = st.builds(
@@ -49,7 +50,8 @@ class BucketMachine(TrackerMachine):
 
     def __init__(self) -> None:
         self.executor = GatedExecutor()
-        self.storage = new_storage(MemVfs(), self.executor)
+        self.vfs = MemVfs()
+        self.storage = new_storage(self.vfs, self.executor)
         self.log: list[tuple[int, dict[int, int]]] = []
         self.amended: set[tuple[int, int]] = set()
         self.ever: set[Row] = set()  # all that was added since the last clear, and not discarded
@@ -230,12 +232,12 @@ class BucketMachine(TrackerMachine):
     @rule()
     def checkpoint(self) -> None:
         image = self.tracker.buckets.image()
-        files = set(self.run(self.storage.list_ids()))
+        files = set(run_ids(self.vfs, FOLDER))
         assert files.issuperset(image.bucket_ids)
         assert not set(image.bucket_ids) & set(image.deleted_ids)
         self.durable = image
         self.run(self.tracker.buckets.remove_deleted(image))
-        files = set(self.run(self.storage.list_ids()))
+        files = set(run_ids(self.vfs, FOLDER))
         assert files.issuperset(image.bucket_ids)
         if not self.tasks:
             assert files == set(image.bucket_ids)
@@ -250,7 +252,7 @@ class BucketMachine(TrackerMachine):
         self.run(spin())
         self.tasks.clear()
         image = self.durable
-        for bucket_id in self.run(self.storage.list_ids()):
+        for bucket_id in run_ids(self.vfs, FOLDER):
             if bucket_id not in image.bucket_ids:
                 self.run(self.storage.delete(bucket_id))
         frontier = Frontier(max(self.now_ms, image.frontier_ms), *ENTRY_AFTER_ALL)

@@ -15,6 +15,7 @@ from broker.model import START, Position, UInt32Column, UInt64Column
 from broker.storage.key_filter import BoolColumn
 from broker.storage.key_run_files import key_storage
 from broker.testing.mem_vfs import MemVfs
+from tests.run_files import run_ids
 from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.key_entries import FOLDER, TOPIC_ID, disk
 from tests.unit.storage.key_entries import storage_of as storage_over
@@ -99,7 +100,7 @@ class Topic:
     async def started(self) -> Topic:
         """Recovery: remove what nobody names, take up the runs, add the rows after them."""
         plain = storage_over(self.vfs)
-        for run_id in await plain.list_ids():
+        for run_id in run_ids(self.vfs, FOLDER):
             if run_id not in self.manifest.run_ids:
                 await plain.delete(run_id)
         await self.keys.restore()

@@ -20,6 +20,7 @@ from broker.runs.merging import MergeRuns
 from broker.storage.amendments import GONE, Amendments
 from broker.storage.bucket_files import SnapshotReader
 from broker.testing.mem_vfs import MemVfs
+from tests.run_files import run_ids
 from tests.unit.delayed.gated_buckets import FOLDER, IS_BACKGROUND, GatedExecutor, new_storage, spin
 
 NOW = 1_700_000_000_000
@@ -83,7 +84,7 @@ class World:
             await spin()
 
     async def restart(self, image, now_ms: int) -> None:
-        for bucket_id in await self.storage.list_ids():
+        for bucket_id in run_ids(self.vfs, FOLDER):
             if bucket_id not in image.bucket_ids:
                 await self.storage.delete(bucket_id)
         self.tracker = self.build(max(now_ms, image.frontier_ms))
@@ -219,7 +220,7 @@ async def test_new_bucket_begins_where_loading_is_when_it_comes_into_use_bucket_
     world.add(1, NOW + 1_000 * np.arange(1, 40))
     taken = await take(world.tracker, NOW + 2_000)
     task = await world.start(world.tracker.buckets.seal)
-    while await world.storage.list_ids() == []:
+    while run_ids(world.vfs, FOLDER) == []:
         await world.go_on(1)
     assert not task.done()  # it reads the segment at which it would have to begin
     taken += await take(world.tracker, NOW + 20_000)
@@ -317,7 +318,7 @@ async def test_failed_merge_leaves_its_sources_bucket_8(world: World, step: int)
     assert not world.tracker.buckets.needs_merge(NOW)
     assert world.tracker.buckets.needs_merge(NOW + 60_000)
     await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
-    assert await world.storage.list_ids() == list(before.bucket_ids)
+    assert run_ids(world.vfs, FOLDER) == list(before.bucket_ids)
     await world.tracker.buckets.merge()
     assert await follow(world.tracker) == sorted(world.rows)
 
@@ -363,7 +364,7 @@ async def test_clear_during_a_seal_and_a_merge_bucket_7(world: World):
     assert world.tracker.buckets.image().bucket_ids == ()
     assert world.tracker.buckets.image().indexed_through == (0, 0)
     await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
-    assert await world.storage.list_ids() == []
+    assert run_ids(world.vfs, FOLDER) == []
     assert await follow(world.tracker) == [(NOW + HOUR, 30, 0)]
 
 
@@ -407,7 +408,7 @@ async def test_files_are_removed_only_after_the_image_without_them_bucket_9(worl
     before = world.tracker.buckets.image()
     assert len(await take(world.tracker, NOW + 3_000)) == 2
     await world.tracker.buckets.remove_deleted(before)
-    assert await world.storage.list_ids() == [1]
+    assert run_ids(world.vfs, FOLDER) == [1]
     after = world.tracker.buckets.image()
     assert (before.bucket_ids, after.bucket_ids, after.deleted_ids) == ((1,), (), (1,))
     world.executor.fail_foreground = 1
@@ -415,7 +416,7 @@ async def test_files_are_removed_only_after_the_image_without_them_bucket_9(worl
     assert world.tracker.buckets.image().deleted_ids == (1,)
     await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
     assert world.tracker.buckets.image().deleted_ids == ()
-    assert await world.storage.list_ids() == []
+    assert run_ids(world.vfs, FOLDER) == []
 
 
 async def test_bucket_stays_named_until_its_last_entry_is_taken_bucket_3(world: World):
@@ -450,7 +451,7 @@ async def test_nothing_is_written_for_what_was_taken(world: World):
     assert len(await take(world.tracker, NOW + 5)) == 2
     assert not world.tracker.buckets.needs_seal(NOW + DAY)
     await world.seal()
-    assert await world.storage.list_ids() == []
+    assert run_ids(world.vfs, FOLDER) == []
     assert world.tracker.buckets.image().indexed_through == (1, 0)
 
 

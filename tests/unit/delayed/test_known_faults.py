@@ -98,7 +98,7 @@ async def test_load_whose_bucket_is_merged_and_removed_meanwhile_bucket_11(monke
         monkeypatch.undo()
         await merge_all(world)
         await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
-        assert await world.storage.list_ids() == [9]
+        assert world.vfs.list_dir("buckets") == ["9.bucket"]
         return await read(self, storage, segment)
 
     monkeypatch.setattr(SealedBucket, "read", read_late)
