@@ -1,8 +1,8 @@
 """Depth of a run of the tests: `fast` while one writes, `change` for each change, `deep` at night.
 
-A test that searches asks `at_depth` how far; a case that only `deep` tries is marked `deep`. CONTRIBUTING.md says what
-the targets of make leave to each other. A seed of Hypothesis comes with HYPOTHESIS_SEED: at `deep` for every test that
-uses it, at `change` on a build server for the state machines of tests/model alone.
+A test that searches asks `at_depth` how far; a case that only `deep` tries is marked `deep`. CONTRIBUTING.md and
+tests/README.md say what the targets of make leave to each other. A seed of Hypothesis comes with HYPOTHESIS_SEED: at
+`deep` for every test that uses it, at `change` on a build server for the state machines of tests/model alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's tables, of where to change what and where to begin a test, name places that exist."""
+"""The tables of CONTRIBUTING.md and of tests/README.md name places that exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def section(title: str) -> str:
 TABLE = section("Where to change what")
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if re.match(r"\| [a-z]", line)][1:]
 PATH = re.compile(r"`([\w.-]+/[\w./-]+)`(?: `([A-Z_a-z][\w.]*)`)?")
-PLACES = sorted({(path, name) for path, name in PATH.findall(TABLE + section("Where to begin a test"))})
+TESTS = (ROOT / "tests" / "README.md").read_text()
+PLACES = sorted({*PATH.findall(TABLE + section("Where to begin a test") + TESTS)})
 
 
 def names_of(path: Path) -> set[str]:
