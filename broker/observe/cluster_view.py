@@ -43,6 +43,8 @@ class ClusterView(NamedTuple):
     base_time_ms: int = 0
     progress: tuple[NodeProgress, ...] = ()
     """Of the nodes that have told of themselves, this one among them once it follows."""
+    pages: tuple[tuple[str, str], ...] = ()
+    """Names of nodes that have told where they serve their pages, and the addresses on which they listen there."""
 
     def of_standby(self) -> ClusterView:
         """Return the view of a node that owns nothing now, whatever it owned before."""
@@ -57,7 +59,8 @@ ViewCluster: TypeAlias = Callable[[], ClusterView]
 def merge_views(own: ClusterView, others: Iterable[ClusterView]) -> ClusterView:
     """Return a shard as a node knows it that has asked others: the highest epoch is right, and the newest base.
 
-    Others do not know whether this node owns the shard; of the rest, where one is depends on this node's list.
+    Others do not know whether this node owns the shard; of the rest, where one is depends on this node's list. Where a
+    node has its pages is for that one to say.
     """
     others = tuple(others)
     routes = [own.route, *(_route_by(other.route, own) for other in others)]
@@ -68,6 +71,7 @@ def merge_views(own: ClusterView, others: Iterable[ClusterView]) -> ClusterView:
         standbys=tuple(node for node in own.standbys if node != route.owner_node),
         base_lsn=base_lsn,
         base_time_ms=base_time_ms,
+        pages=tuple(place for view in (own, *others) for place in view.pages if place[0] == view.node),
     )
 
 

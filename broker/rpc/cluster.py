@@ -15,7 +15,11 @@ FOLLOWED_WITHIN_MS = 5_000
 
 def describe_cluster(views: Sequence[ClusterView]) -> admin_pb2.GetClusterResponse:
     """Return the answer to GetCluster, from a node's views of its shards."""
-    nodes = [admin_pb2.ClusterNode(name=name, address=address) for name, address in views[0].nodes]
+    pages = dict(views[0].pages)
+    nodes = [
+        admin_pb2.ClusterNode(name=name, address=address, pages_address=pages.get(name, ""))
+        for name, address in views[0].nodes
+    ]
     return admin_pb2.GetClusterResponse(
         cluster_id=views[0].cluster_id,
         shards=[_describe_shard(view) for view in views],
@@ -53,6 +57,7 @@ def decode_view(told: bytes) -> ClusterView:
 def read_views(answer: admin_pb2.GetClusterResponse) -> list[ClusterView]:
     """Return the views of a node that has answered so."""
     nodes = tuple((node.name, node.address) for node in answer.nodes)
+    pages = tuple((node.name, node.pages_address) for node in answer.nodes if node.pages_address)
     return [
         ClusterView(
             cluster_id=answer.cluster_id,
@@ -69,6 +74,7 @@ def read_views(answer: admin_pb2.GetClusterResponse) -> list[ClusterView]:
                 NodeProgress(each.node, each.applied_lsn, each.behind_records, each.behind_ms)
                 for each in shard.progress
             ),
+            pages=pages,
         )
         for shard in answer.shards
     ]

@@ -33,7 +33,7 @@ from broker.runtime.vfs import File, LocalVfs
 from broker.settings import ConfigError, split_address
 from broker.shards.supervisor import Command, ShardSupervisor, process_stop_seconds
 from broker.storage.layout import Layout
-from broker.web.shard_http import ShardHttp
+from broker.web.shard_http import ShardHttp, pages_url
 from broker.web.source import ClusterSource, PageSource
 
 _VIEW_SECONDS = 0.2
@@ -113,12 +113,15 @@ class NodeSupervisor(ShardSupervisor):
     def _find_pages(self, number: int) -> ShardHttp:
         if self._owns(number):
             return super()._find_pages(number)
-        route = self._view(number).route
+        view = self._view(number)
+        route = view.route
         if not route.owner_address:
             raise Unavailable(f"Shard {number} has no owner that is known here")
         host = split_address(route.owner_address)[0]
         raise Unavailable(
-            f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}", reason="NOT_OWNER"
+            f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}",
+            reason="NOT_OWNER",
+            pages=pages_url(dict(view.pages).get(route.owner_node, ""), host),
         )
 
     def _describe_state(self) -> str:
@@ -154,11 +157,16 @@ class NodeSupervisor(ShardSupervisor):
     def _owns(self, number: int) -> bool:
         return self._views[number].route.owner_node == self._node
 
+    def _own_view(self, number: int) -> ClusterView:
+        return self._views[number]._replace(pages=((self._node, self._http.address),))
+
     def _view(self, number: int) -> ClusterView:
-        return merge_views(self._views[number], self._peers.views(number))
+        return merge_views(self._own_view(number), self._peers.views(number))
 
     def _describe(self, is_alone: bool) -> Sequence[ClusterView]:
-        return self._views if is_alone else [self._view(view.shard) for view in self._views]
+        describe = self._own_view if is_alone else self._view
+        views = [describe(number) for number in range(len(self._views))]
+        return [_without_owner(view) for view in views]
 
     def _misses_owner(self) -> bool:
         return any(not self._view(view.shard).route.owner_address for view in self._views)
@@ -185,6 +193,11 @@ class NodeSupervisor(ShardSupervisor):
         # It follows nothing now, so that no owner hands the shard over to it.
         self._views[number] = self._views[number].of_standby()._replace(progress=(), applied_time_ms=0)
         self._owners.follow()
+
+
+def _without_owner(view: ClusterView) -> ClusterView:
+    """Return a view as it is told: its owner is no standby."""
+    return view._replace(standbys=tuple(node for node in view.standbys if node != view.route.owner_node))
 
 
 def stop_seconds_max(config: BrokerConfig, owned: int, owner_lease_ms: int) -> float:

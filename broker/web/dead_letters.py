@@ -20,7 +20,7 @@ from broker.topics.stored_message import read_message
 from broker.topics.topic import Topic
 from broker.web.refusals import PageRefusal
 from broker.web.scheduled import message_link, preview
-from broker.web.site import Visit, parse_position
+from broker.web.site import Missing, Visit, parse_position
 
 _PAGE = 50
 SUBSCRIPTIONS_SHOWN = 200
@@ -76,7 +76,9 @@ async def list_letters(broker: Broker) -> LetterCounts:
     )
 
 
-async def page_of_letters(visit: Visit, counts: LetterCounts, missing: Sequence[str] = ()) -> web.Response:
+async def page_of_letters(
+    visit: Visit, counts: LetterCounts, missing: Sequence[Missing] = ()
+) -> web.Response:
     """`missing`: what the list lacks."""
     return await visit.page(
         "dead_letters.html",

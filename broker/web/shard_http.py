@@ -9,7 +9,9 @@ from typing import NamedTuple
 import aiohttp
 from yarl import URL
 
+from broker.config import is_loopback
 from broker.errors import Unavailable
+from broker.settings import split_address
 from broker.web.server import SHARD_VIEW
 from broker.web.source import ShardPage
 
@@ -22,6 +24,7 @@ _FIGURES_MAX = 4
 _PAGE_BYTES_MAX = 33 << 20
 """More than any page has."""
 _READ_BYTES = 64 << 10
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 class ShardReadiness(NamedTuple):
@@ -133,3 +136,22 @@ class ShardHttp:
             return _SILENT, b""
         except (OSError, aiohttp.ClientError):
             return 0, b""
+
+
+def pages_url(listens: str, node_host: str) -> str:
+    """Return the URL of the pages of a node, by where it says that it listens; empty where others do not reach that.
+
+    `node_host`: by which others reach the node.
+    """
+    try:
+        host, port = split_address(listens)
+    except ValueError:
+        return ""
+    if host in _ALL_ADDRESSES:
+        host = node_host
+    if not port or (is_loopback(host) and not is_loopback(node_host)):
+        return ""
+    try:
+        return str(URL.build(scheme="http", host=host, port=port))
+    except ValueError:
+        return ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, zip_longest
@@ -29,7 +29,7 @@ from broker.web.guard import LOGIN_HEADER, NOTED_HEADER, SHARD_HEADER
 from broker.web.overview import ATTENTION_MAX, DELIVERED_EARLY
 from broker.web.refusals import PageRefusal
 from broker.web.routes import ROUTES
-from broker.web.site import Handler, PageRoute, Visit, local_path, route
+from broker.web.site import Handler, Missing, PageRoute, Visit, local_path, route
 
 _PAGE_SECONDS = 55.0
 """Time for a shard to answer: less than a request may take."""
@@ -52,6 +52,8 @@ class NoFigures:
     why: str
     is_elsewhere: bool = False
     """Another node owns the shard, as it should be."""
+    link: str = ""
+    """Leads to the page there; empty: that node cannot be reached, or has not told how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,13 @@ async def _pass_on(visit: Visit, number: int) -> web.Response:
     if body is not None:
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     try:
-        shard = visit.site.shards.find(number)
+        try:
+            shard = visit.site.shards.find(number)
+        except Unavailable as error:
+            link = _owner_link(error, request.path, visit.query)
+            if body is not None or not link:
+                raise
+            return await visit.page("on_owner.html", status=503, message=error.told, link=link)
         answer = await shard.page(request.method, str(request.rel_url), headers, body, _PAGE_SECONDS)
     except Unavailable as error:
         if body is None or error.reason != "OWNER_UNREACHABLE":
@@ -150,7 +158,8 @@ async def _ask_all(visit: Visit, path: str, read: Callable[[Any], T]) -> list[T 
         try:
             answer = await shards.find(number).figures(path, headers, _FIGURES_SECONDS)
         except Unavailable as error:
-            return NoFigures(error.told, error.reason == "NOT_OWNER")
+            link = _owner_link(error, visit.request.path, {**visit.query, "shard": str(number)})
+            return NoFigures(error.told, error.reason == "NOT_OWNER", link)
         if answer.status != 200:
             return NoFigures(f"Shard {number} does not serve")
         try:
@@ -161,11 +170,22 @@ async def _ask_all(visit: Visit, path: str, read: Callable[[Any], T]) -> list[T 
     return await asyncio.gather(*(ask(number) for number in range(shards.count)))
 
 
-def _missing(answers: Sequence[object]) -> list[str]:
-    return [f"{answer.why}. Its topics are not shown" for answer in answers if isinstance(answer, NoFigures)]
+def _owner_link(error: Unavailable, path: str, query: Mapping[str, str]) -> str:
+    """Return what leads to a page on the node that owns the shard; empty where that is not known."""
+    pages = str(error.facts.get("pages", ""))
+    return f"{pages}{quote(path)}" + (f"?{urlencode(query)}" if query else "") if pages else ""
 
 
-async def _ask_topics(visit: Visit) -> tuple[topics.TopicList, list[str]]:
+def _missing(answers: Sequence[object]) -> list[Missing]:
+    """Return what a list lacks."""
+    return [
+        Missing(f"{answer.why}. Its topics are not shown here", answer.is_elsewhere, answer.link)
+        for answer in answers
+        if isinstance(answer, NoFigures)
+    ]
+
+
+async def _ask_topics(visit: Visit) -> tuple[topics.TopicList, list[Missing]]:
     wanted, after = topics.asked_topics(visit)
 
     def read(given: Any) -> topics.TopicList:
@@ -244,7 +264,7 @@ async def _show_overview(visit: Visit) -> web.Response:
         attention_more=len(notes) - len(shown) + sum(each.attention_more for each in known),
         topics=listed.rows,
         topic_count=listed.count,
-        missing=missing,
+        missing=[each for each in missing if not each.is_elsewhere],  # its line tells
     )
 
 
@@ -252,11 +272,20 @@ async def _choose_shard(visit: Visit) -> web.Response:
     """A page that each shard has for itself, and no one topic."""
     query = {name: text for name, text in visit.query.items() if name not in ("topic", "shard")}
     path = visit.request.path
-    links = [
-        (number, f"{quote(path)}?" + urlencode({**query, "shard": number}))
-        for number in range(visit.site.shards.count)
-    ]
-    return await visit.page("choose_shard.html", name=_SHARD_PAGE[path], links=links, query=query)
+    links, missing = [], []
+    for number in range(visit.site.shards.count):
+        of_shard = {**query, "shard": str(number)}
+        try:
+            visit.site.shards.find(number)
+        except Unavailable as error:
+            missing.append(
+                Missing(error.told, error.reason == "NOT_OWNER", _owner_link(error, path, of_shard))
+            )
+        else:
+            links.append((number, f"{quote(path)}?" + urlencode(of_shard)))
+    return await visit.page(
+        "choose_shard.html", name=_SHARD_PAGE[path], links=links, query=query, missing=missing
+    )
 
 
 _OF_ALL: dict[str, Handler] = {"/": _show_overview, "/topics": _show_topics, "/dead-letters": _show_letters}

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -102,6 +102,16 @@ _OF_ALL_SHARDS = ("/", "/topics", "/dead-letters", "/audit")
 """Pages that a front makes itself; others are about a topic, or about one shard."""
 _SHARD = re.compile(r"[0-9]{1,5}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
+
+
+class Missing(NamedTuple):
+    """Part that a page of several shards lacks."""
+
+    text: str
+    is_elsewhere: bool
+    """It is on another node, as it should be."""
+    link: str
+    """Leads there; empty: the way is not known."""
 
 
 @dataclass(slots=True)

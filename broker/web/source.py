@@ -58,8 +58,8 @@ class ShardSource:
 
     count: int
     find: Callable[[int], PageShard]
-    """Returns the process that has a shard's pages; raises Unavailable where there is none, NOT_OWNER where it is
-    another node's."""
+    """Returns the process that has a shard's pages; raises Unavailable where there is none. NOT_OWNER where it is
+    another node's, with the URL of that one's pages as the fact `pages`, if they can be reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from broker.topics import control
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
-from broker.web.site import Visit
+from broker.web.site import Missing, Visit
 
 TOPICS_PAGE = 50
 _CONSUMERS_SHOWN = 20
@@ -106,7 +106,7 @@ def list_topics(broker: Broker, wanted: str, after: str) -> TopicList:
     return TopicList(rows, len(broker.registry.by_name), len(names) > len(rows))
 
 
-async def page_of_topics(visit: Visit, listed: TopicList, missing: Sequence[str] = ()) -> web.Response:
+async def page_of_topics(visit: Visit, listed: TopicList, missing: Sequence[Missing] = ()) -> web.Response:
     """`missing`: what the list lacks."""
     wanted, after = asked_topics(visit)
     following = {"q": wanted, "after": listed.rows[-1].name} if listed.is_more else {}

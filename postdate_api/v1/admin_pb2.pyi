@@ -744,9 +744,11 @@ class ShardProgress(_message.Message):
     def __init__(self, node: _Optional[str] = ..., applied_lsn: _Optional[int] = ..., behind_records: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
 
 class ClusterNode(_message.Message):
-    __slots__ = ("name", "address")
+    __slots__ = ("name", "address", "pages_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    pages_address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., pages_address: _Optional[str] = ...) -> None: ...

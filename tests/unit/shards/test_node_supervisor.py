@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from broker.cluster.creation import Cluster
+from broker.errors import Unavailable
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.runtime.notify import ServiceNotifier
 from broker.shards import supervisor
@@ -281,3 +282,26 @@ async def watch(stopping: Stopping, sockets: list[FakeHttp], *, looks: int) -> l
 
 def _note_looks(killed: list[int], http: FakeHttp) -> None:
     killed.append(http.looks)
+
+
+async def test_a_node_tells_where_its_own_pages_are_and_no_owner_among_standbys(tmp_path: Path) -> None:
+    stopping = Stopping(tmp_path)
+    node, own = stopping.node, ("a", stopping.node._http.address)
+    for is_alone in (True, False):
+        for view, owner in zip(node._describe(is_alone), "aba", strict=True):
+            assert view.pages == (own,)
+            assert set(view.standbys) == set(NODES) - {owner}
+    told = stopping.view(1, "b", 2)._replace(node="b", pages=(("b", "0.0.0.0:7680"), ("a", "evil:1")))
+    node._peers._views["b"] = {1: told}
+    assert node._view(1).pages == (own, ("b", "0.0.0.0:7680")), (
+        "each says where its own are, and nobody else's"
+    )
+    assert node._describe(True)[1].pages == (own,)
+    with pytest.raises(Unavailable) as refused:
+        node._find_pages(1)
+    assert refused.value.reason == "NOT_OWNER"
+    assert refused.value.facts["pages"] == "http://127.0.0.1:7680"
+    node._peers._views["b"] = {1: told._replace(pages=())}
+    with pytest.raises(Unavailable) as refused:
+        node._find_pages(1)
+    assert refused.value.facts["pages"] == ""

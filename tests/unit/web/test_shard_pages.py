@@ -50,6 +50,8 @@ class Front:
     away: set[int]
     elsewhere: set[int]
     """Shards that another node owns."""
+    pages_of_owner: list[str]
+    """One: the URL of its pages; empty: not known."""
 
     async def begin(self) -> str:
         """Fill the shards, log in, and return the token of forms."""
@@ -77,6 +79,7 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
     async def make(shard_token: str = TOKEN, **settings: object) -> Front:
         settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
         shards, https, away, elsewhere = [], [], set[int](), set[int]()
+        pages_of_owner = ["http://10.0.0.2:7680"]
         for number in range(SHARDS):
             path = str(tmp_path / f"{number}.http")
             shard = await make_pages(
@@ -95,7 +98,9 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
             if number in away:
                 raise Unavailable(f"Shard {number} is on another node")
             if number in elsewhere:
-                raise Unavailable(f"Shard {number} is owned by node b", reason="NOT_OWNER")
+                raise Unavailable(
+                    f"Shard {number} is owned by node b", reason="NOT_OWNER", pages=pages_of_owner[0]
+                )
             return https[number]
 
         source = PageSource(config, clock, "1.2.3", AuditTrail(clock), shards=ShardSource(SHARDS, find))
@@ -107,7 +112,7 @@ async def make_front(make_pages: MakePages, tmp_path: Path) -> AsyncIterator[Mak
         session = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", cookie_jar=jar)
         )
-        return Front(Pages(shards[0].broker, server, session), shards, away, elsewhere)
+        return Front(Pages(shards[0].broker, server, session), shards, away, elsewhere, pages_of_owner)
 
     async with stack:
         yield make
@@ -508,6 +513,48 @@ async def test_shards_of_other_nodes_are_not_away_and_an_early_delivery_comes_be
     assert "<h1>1 of 2 shards answer here</h1>" in await front.pages.get("/")
     front.shards[0].broker.registry.topic(TOPICS[0]).subscription("billing").counters.early_deliveries = 2
     assert "<h1>2 messages left before the time." in await front.pages.get("/")
+
+
+async def test_pages_lead_to_the_node_that_owns_a_shard_where_it_can_be_reached(make_front: MakeFront):
+    front = await make_front()
+    await front.fill()
+    front.elsewhere.add(1)
+    there = "http://10.0.0.2:7680"
+    text = await front.pages.get("/")
+    assert "1 of 2 shards, those of this node" in text
+    assert f'href="{there}/?shard=1"' in text and 'class="flash' not in text
+    for path in ("/topics", "/dead-letters", "/timeline", "/scheduled", "/storage"):
+        text = await front.pages.get(f"{path}?q=a%26b")
+        assert f'href="{there}{path}?q=a%26b&amp;shard=1"' in text, path
+        assert 'class="flash nothing"' in text and "Shard 1 is owned by node b" in text, path
+    for path in (f"/topics/{TOPICS[1]}", f"/timeline?topic={TOPICS[1]}", "/storage?shard=1"):
+        text = await front.pages.get(path, status=503)
+        assert re.search(rf'href="{there}{re.escape(path)}\??"', text), (path, text)
+    front.pages_of_owner[0] = ""
+    for path, status in (("/topics", 200), ("/timeline", 200), ("/storage?shard=1", 503)):
+        text = await front.pages.get(path, status=status)
+        assert "Shard 1 is owned by node b" in text and "there</a>" not in text, path
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "url"),
+    [
+        ("0.0.0.0:7680", "10.0.0.2", "http://10.0.0.2:7680"),
+        ("[::]:7680", "fd00::2", "http://[fd00::2]:7680"),
+        ("10.1.1.1:80", "10.0.0.2", "http://10.1.1.1"),
+        ("127.0.0.1:7680", "10.0.0.2", ""),
+        ("localhost:7680", "node-b", ""),
+        ("127.0.0.1:7680", "127.0.0.1", "http://127.0.0.1:7680"),
+        ("10.1.1.1:0", "10.0.0.2", ""),
+        ("", "10.0.0.2", ""),
+        ("javascript:alert(1)", "10.0.0.2", ""),
+        ("a@b:80", "10.0.0.2", ""),
+        ("a?b:80", "10.0.0.2", ""),
+        ("unix:/run/x", "10.0.0.2", ""),
+    ],
+)
+def test_the_pages_of_a_node_are_where_others_reach_them(listens: str, host: str, url: str):
+    assert shard_http.pages_url(listens, host) == url
 
 
 async def test_notes_are_of_all_shards_in_turn_and_the_rest_is_counted(make_front: MakeFront):
