@@ -6,7 +6,8 @@ What it knows of owners comes from its own processes, which follow every shard's
 
 Invariants:
   NODE-1  A node that stops hands over one shard after the other, each once the one before has another owner, or a lease
-      has passed.
+      has passed. Those that do not answer are stopped together at the end: they serve nobody, and each may take as
+      long as it takes to kill it.
 """
 
 from __future__ import annotations
@@ -137,12 +138,15 @@ class NodeSupervisor(ShardSupervisor):
     async def _stop_children(self, running: Sequence[asyncio.Task[None]]) -> None:
         left = list(self._children)
         # Looked at anew each time: meanwhile this node may take over a shard that it did not own.
-        while (child := next((each for each in left if self._owns(each.number)), None)) is not None:
+        while (child := next((each for each in left if self._can_hand_over(each.number)), None)) is not None:
             left.remove(child)
             child.stop()
             await self._wait_end({child.number: running[child.number]})
             await self._wait_owner(child.number)
         await super()._stop_children(running)
+
+    def _can_hand_over(self, number: int) -> bool:
+        return self._owns(number) and number not in self._silent
 
     async def _wait_owner(self, number: int) -> None:
         """Return when another node owns a shard; or a lease has passed, and it may never be."""

@@ -84,6 +84,8 @@ class ShardSupervisor:
             ShardChild(number, command(number), environ, on_ended=self._note_ended) for number in numbers
         ]
         self._not_ready: dict[int, str] = dict.fromkeys(numbers, "starting")
+        self._silent: set[int] = set()
+        """Shards that left the last look without an answer."""
         self._ready_start: dict[int, int] = {}  # by shard: the start that was ready once
         self._is_serving = False
         self._has_begun = False  # all shards have served since this process began
@@ -220,6 +222,7 @@ class ShardSupervisor:
             start = child.starts
             readiness = await self._https[number].readiness(_ANSWER_SECONDS)
             silent_looks = silent_looks + 1 if readiness.is_silent else 0
+            (self._silent.add if readiness.is_silent else self._silent.discard)(number)
             if silent_looks >= _SILENT_LOOKS_MAX:
                 silent_looks = 0
                 self._kill_frozen(child, start)

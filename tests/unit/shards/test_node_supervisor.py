@@ -202,6 +202,24 @@ async def test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops(
     assert seconds <= asyncio.get_running_loop().time() - began < 2 * seconds
 
 
+async def test_owners_that_are_frozen_are_stopped_together_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.0)
+    stopping = Stopping(tmp_path)
+    stopping.node._views[1] = stopping.view(1, "a", 1)
+    await watch(stopping, [FakeHttp(), FakeHttp(), FakeHttp(answered=1)], looks=3)
+    done = stopping.begin()
+    await pause()
+    assert stopping.stopped == [2], "the one that answers"
+    stopping.end(2)
+    await pause()
+    assert stopping.stopped == [2], "nobody owns it yet"
+    stopping.tell(2, "b")
+    await asyncio.wait_for(done, SECONDS)
+    assert stopping.stopped == [0, 1, 2], "whoever waits for their ends waits for both at once"
+
+
 async def test_a_process_that_has_ended_follows_nothing(tmp_path: Path) -> None:
     stopping = Stopping(tmp_path)
     now = stopping.node._views[1] = stopping.view(1, "b", 1)._replace(applied_lsn=7, applied_time_ms=8)
@@ -222,7 +240,7 @@ class FakeHttp:
     async def readiness(self, _: float) -> ShardReadiness:
         await asyncio.sleep(0)
         self.looks += 1
-        if self.was_ready and self.looks % self._answered == 1:
+        if self.was_ready and self.looks % self._answered == 1 % self._answered:
             return ShardReadiness(None, "standby, 0 records behind")
         return ShardReadiness("does not answer", "does not answer", is_silent=True)
 
