@@ -4,9 +4,9 @@
 
 The store is a real S3-compatible server (`tests/s3_server.py`), each node behind a proxy of its own that can be cut. With
 `--site file` it is a folder, which cannot be cut; with `--site namespaces` nodes, store and clients are in network
-namespaces of their own, which only root can make (`cluster_sites.py`). With `--shards 8` each node has a process for each of eight
-shards: in turn all processes of a node are killed or frozen, or that of one shard alone. It ends with the counts as JSON, and
-with status 1 if a promise was broken.
+namespaces of their own, which only root can make (`cluster_sites.py`). With `--faults kill freeze cut` no others are made.
+With `--shards 8` each node has a process for each of eight shards: in turn all processes of a node are killed or frozen, or
+that of one shard alone. It ends with the counts as JSON, and with status 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Run:
         self.site: FileSite = SITES[options.site](folder, self.rng)
         self.addresses = self.site.addresses
         self.shards: int = options.shards
-        self.kinds = self.site.kinds + (PROCESS_KINDS if self.shards > 1 else ())
+        self.kinds = options.faults or self.site.kinds + (PROCESS_KINDS if self.shards > 1 else ())
         self.load = Load(
             ",".join(self.addresses.values()), options.seed, options.rate, topic_names(self.shards)
         )
@@ -383,6 +383,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=200, help="messages a second")
     parser.add_argument("--site", choices=tuple(SITES), default="s3", help="where nodes and store are")
+    parser.add_argument(
+        "--faults", nargs="+", help="kinds of faults, in turn; all of the site if none is named"
+    )
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keeps data and logs; a temporary one is removed")

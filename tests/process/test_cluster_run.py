@@ -20,7 +20,9 @@ async def test_no_promise_is_broken_whatever_becomes_of_the_owner(tmp_path: Path
         pytest.skip("versitygw is not installed (see tests/s3_server.py)")
     if site == "namespaces":
         need_namespaces()
-    options = argparse.Namespace(minutes=10, every=30, rate=200, site=site, seed=DAY, shards=shards)
+    options = argparse.Namespace(
+        minutes=10, every=30, rate=200, site=site, seed=DAY, shards=shards, faults=None
+    )
     run = Run(options, tmp_path)
     assert await run.go()
     assert sum(run.faults.values()) >= 10
