@@ -45,7 +45,7 @@ class Probe:
         self._world.count["most turns"] = max(self._world.count["most turns"], turns)
 
     def _check_failed(self, life: Life) -> None:
-        """After a change of the disk that failed, the broker must ask for its end: nothing is tried again."""
+        """After a write or sync that failed, the broker must ask for its end: neither is tried again."""
         refused_us = life.faults.refused_us
         if life.serves and not life.is_stopping and refused_us is not None:
             waited_us = self._world.loop.now_us() - max(refused_us, self._world.slow_until_us)

@@ -107,13 +107,17 @@ _FOLDERS_OF_INDEXES = {"buckets", "keys"}
 tried later."""
 
 
+_ENDS_WRITING = ("write", "sync", "sync_dir")
+"""Operations after whose failure nobody knows what the disk holds. All others had no effect, and are tried again."""
+
+
 class DiskFaults(FaultPlan):
     """Faults of one life's disk; besides errors, its end before a chosen change."""
 
     def __init__(self, on_death: Callable[[], None], now_us: Callable[[], int]) -> None:
         super().__init__()
         self.changes_left: int | None = None
-        self.refused_us: int | None = None  # when a change was refused first that the broker must end for
+        self.refused_us: int | None = None  # when a write or sync failed first, for which the broker must end
         self._now_us = now_us
         self._on_death = on_death
         self._dead = False
@@ -128,8 +132,8 @@ class DiskFaults(FaultPlan):
                 self._on_death()
                 raise ProcessDied
         fault = super().take(kind, path, touched)
-        is_change = kind not in ("open", "read", "list_dir") and not _FOLDERS_OF_INDEXES & {*path.split("/")}
-        if fault is not None and is_change and self.refused_us is None:
+        ends_writing = kind in _ENDS_WRITING and not _FOLDERS_OF_INDEXES & {*path.split("/")}
+        if fault is not None and ends_writing and self.refused_us is None:
             self.refused_us = self._now_us()
         return fault
 
@@ -226,13 +230,14 @@ class Life:
             self.died_at_op = self.vfs.op_count
 
     def _failed(self, error: BaseException) -> None:
-        """The broker asks to be stopped. Without a fault of the disk that is a bug."""
+        """The broker asks to be stopped. Unless a write or a sync failed, that is a bug."""
         if self.dead or self.failure is not None:
             return
         self.failure = error
         self.world.writing_failed = True
         self.world.loop.trace(f"life {self.number} fails: {type(error).__name__}")
-        if isinstance(error, Violation) or not self.has_met_fault:
+        may_end = self.faults.refused_us is not None or self.world.disk_ran_full
+        if isinstance(error, Violation) or not may_end:
             self.world.fail(error)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
