@@ -25,6 +25,7 @@ from broker.storage.manifest import (
     check_rising,
     checked_lsn,
     checked_time,
+    parse_known,
 )
 from broker.storage.record_types import RecordType
 from broker.storage.v1 import manifest_pb2 as pb
@@ -79,7 +80,7 @@ class LedgersCompacted:
 
 def decode_compacted(body: memoryview) -> LedgersCompacted:
     """Raises ValueError or DecodeError for what `encode` does not write."""
-    message = pb.LedgersCompacted.FromString(bytes(body))
+    message = parse_known(pb.LedgersCompacted, body)
     check_id(message.topic_id, "topic_id")
     check(len(message.ledgers) > 0, "it names no ledger")
     check_rising([(ledger.ledger_id, 0) for ledger in message.ledgers], "ledgers")

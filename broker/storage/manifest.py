@@ -503,6 +503,22 @@ def check(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
+def check_known(message: Message) -> None:
+    """Raise ValueError for fields that a newer version writes: who goes on without them decides otherwise."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    check(
+        message.ByteSize() == size, "it has fields that a newer version wrote: start that one, or a later one"
+    )
+
+
+def parse_known(kind: type[_M], body: memoryview) -> _M:
+    """Parse the message in `body`. Raises DecodeError, and ValueError as `check_known` does."""
+    message = kind.FromString(bytes(body))
+    check_known(message)
+    return message
+
+
 def check_id(value: int, what: str, last: int = ID_MAX) -> None:
     """Ids begin with 1."""
     check(1 <= value <= last, f"{what} {value}")
@@ -548,6 +564,7 @@ def decode_framed(magic: bytes, framed: bytes, path: str, message: _M, image_of:
     content = _unframe(magic, framed, path)
     try:
         message.ParseFromString(content)
+        check_known(message)
         return image_of(message)
     except (DecodeError, ValueError) as error:
         raise Corrupt(

@@ -61,6 +61,7 @@ from broker.storage.manifest import (
     check_ledger_id,
     check_rising,
     checked_time,
+    parse_known,
     position_from_record,
     position_to_record,
     subscription_from_entry,
@@ -483,14 +484,14 @@ def _decode_replaced(body: memoryview) -> Replaced:
 
 
 def _decode_seeked(body: memoryview) -> Seeked:
-    message = pb.Seeked.FromString(bytes(body))
+    message = parse_known(pb.Seeked, body)
     check_id(message.topic_id, "topic_id")
     check_id(message.subscription_id, "subscription_id")
     return Seeked(message.topic_id, message.subscription_id, position_from_record(message.start))
 
 
 def _decode_subscription_changed(body: memoryview) -> SubscriptionChanged:
-    message = pb.SubscriptionChanged.FromString(bytes(body))
+    message = parse_known(pb.SubscriptionChanged, body)
     check_id(message.topic_id, "topic_id")
     check_id(message.subscription_id, "subscription_id")
     policy = subscription_policy_from_record(message.policy)
@@ -498,7 +499,7 @@ def _decode_subscription_changed(body: memoryview) -> SubscriptionChanged:
 
 
 def _decode_ledgers_dropped(body: memoryview) -> LedgersDropped:
-    message = pb.LedgersDropped.FromString(bytes(body))
+    message = parse_known(pb.LedgersDropped, body)
     check_id(message.topic_id, "topic_id")
     check(len(message.ledger_ids) > 0, "it names no ledger")
     for ledger_id in message.ledger_ids:
@@ -515,7 +516,7 @@ def _check_head(topic_id: int, subscription_id: int, zero: bytes) -> None:
 
 
 def _decode_topic_created(body: memoryview) -> TopicCreated:
-    message = pb.TopicCreated.FromString(bytes(body))
+    message = parse_known(pb.TopicCreated, body)
     check_id(message.topic_id, "topic_id")
     check(bool(message.name), "the topic has no name")
     policy = topic_policy_from_record(message.policy)
@@ -523,19 +524,19 @@ def _decode_topic_created(body: memoryview) -> TopicCreated:
 
 
 def _decode_topic_deleted(body: memoryview) -> TopicDeleted:
-    message = pb.TopicDeleted.FromString(bytes(body))
+    message = parse_known(pb.TopicDeleted, body)
     check_id(message.topic_id, "topic_id")
     return TopicDeleted(message.topic_id)
 
 
 def _decode_topic_policy_changed(body: memoryview) -> TopicPolicyChanged:
-    message = pb.TopicPolicyChanged.FromString(bytes(body))
+    message = parse_known(pb.TopicPolicyChanged, body)
     check_id(message.topic_id, "topic_id")
     return TopicPolicyChanged(message.topic_id, topic_policy_from_record(message.policy))
 
 
 def _decode_subscription_created(body: memoryview) -> SubscriptionCreated:
-    message = pb.SubscriptionCreated.FromString(bytes(body))
+    message = parse_known(pb.SubscriptionCreated, body)
     check_id(message.topic_id, "topic_id")
     subscription = subscription_from_entry(message.subscription)
     check(not subscription.cursor_file, "a subscription begins with a cursor's file")
@@ -543,7 +544,7 @@ def _decode_subscription_created(body: memoryview) -> SubscriptionCreated:
 
 
 def _decode_subscription_deleted(body: memoryview) -> SubscriptionDeleted:
-    message = pb.SubscriptionDeleted.FromString(bytes(body))
+    message = parse_known(pb.SubscriptionDeleted, body)
     check_id(message.topic_id, "topic_id")
     check_id(message.subscription_id, "subscription_id")
     return SubscriptionDeleted(message.topic_id, message.subscription_id)

@@ -18,6 +18,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "a record of a newer version is applied without what is new in it": Mutant(
+        "broker/storage/manifest.py",
+        "    message = kind.FromString(bytes(body))\n    check_known(message)\n",
+        "    message = kind.FromString(bytes(body))\n",
+        "tests/unit/storage/test_records.py::test_a_field_that_a_newer_version_decided_by_is_not_passed_over",
+    ),
     "numbers of the caller that do not rise are made to": Mutant(
         "clients/python/postdate/_encode.py",
         "    if first < 0x80 or not all(map(eq, sequence_ids, range(first, first + len(sequence_ids)))):",

@@ -327,6 +327,13 @@ def test_an_error_names_what_is_damaged(decode: Decoder, magic: bytes, name: str
         decode(frame_content(magic, b"content"), "")
 
 
+@pytest.mark.parametrize("magic", DECODERS)
+def test_a_field_that_a_newer_version_wrote_is_not_dropped(magic: bytes) -> None:
+    """The next checkpoint would write the manifest without it."""
+    with pytest.raises(Corrupt, match="a newer version wrote"):
+        DECODERS[magic](frame_content(magic, ENCODED[magic][FRAME_BYTES:] + bytes((0xFA, 0x7F, 1, 0))), "")
+
+
 def test_a_later_version_says_so() -> None:
     later = bytearray(ENCODED[MAGIC_TOPIC])
     later[4] = 2

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
-from broker.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.dump import dump_file
@@ -291,6 +293,49 @@ def test_a_cut_record_is_corrupt_or_another_record(record: Record) -> None:
         else:  # a protobuf message may end after any of its fields; the journal's crc covers the length
             with suppress(Corrupt):
                 decode(record.type, body[:length])
+
+
+NEWER_FIELD = bytes((0xFA, 0x7F, 1, 0))
+"""Field 2047 of a message, of one octet."""
+
+
+def with_newer_field(message: Message) -> Iterator[bytes]:
+    """Encoded messages that have a field more, one for each message in it that may have one."""
+    yield message.SerializeToString() + NEWER_FIELD
+    for field, content in message.ListFields():
+        if field.message_type is not None:
+            part = content[0] if field.is_repeated else content
+            for inner in with_newer_field(part):
+                changed = type(message)()
+                changed.CopyFrom(message)
+                target = getattr(changed, field.name)
+                (target[0] if field.is_repeated else target).ParseFromString(inner)
+                yield changed.SerializeToString()
+
+
+FRAMED_MESSAGES = [
+    *(record for record in make.records() if hasattr(pb, type(record).__name__)),
+    Seeked(3, 2, Position(4, 5)),
+    SubscriptionChanged(3, 2, SubscriptionPolicy(lease_ms=30_000), paused=True),
+    TopicPolicyChanged(3, TopicPolicy(tick_ms=500)),
+    LedgersDropped(3, (4, 5), came_due_ms=7),
+    LedgersCompacted(3, 8, (CompactedLedger(4, 0, 1, 100, 60, BitMap([1, 5]), 0),), files_follow=True),
+]
+
+
+@pytest.mark.parametrize("record", FRAMED_MESSAGES, ids=lambda record: type(record).__name__)
+def test_a_field_that_a_newer_version_decided_by_is_not_passed_over(record: Record) -> None:
+    """A standby that applied the record without it would have another state than the owner, and take over with it."""
+    bodies = list(with_newer_field(getattr(pb, type(record).__name__).FromString(encode(record))))
+    assert bodies
+    for body in bodies:
+        with pytest.raises(Corrupt, match="a newer version wrote"):
+            decode(record.type, body)
+
+
+def test_every_record_that_protobuf_writes_is_tried_with_a_field_more() -> None:
+    tried = {type(record) for record in FRAMED_MESSAGES}
+    assert tried == {kind for kind in get_args(Record) if hasattr(pb, kind.__name__)}
 
 
 @pytest.mark.parametrize("record_type", [1, *range(18, 256)])
