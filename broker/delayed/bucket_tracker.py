@@ -65,7 +65,7 @@ from broker.delayed.due_rows import (
 )
 from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.mutable_bucket import MutableBucket
-from broker.delayed.scan import UnreadSegments
+from broker.delayed.scan import UnreadSegments, sorted_in_memory, unsorted_in_memory
 from broker.delayed.sealed_bucket import SealedBucket, plan_reads
 from broker.delayed.stale import AmendmentsOf, StaleRows
 from broker.delayed.tracker import Frontier, Histogram, TrackerStats
@@ -223,10 +223,15 @@ class BucketTracker:
     def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
         waiting_from = max(start, self._marks.loaded_end)
-        rows = [self._loaded.rows_between(start, end)]
-        rows += [bucket.waiting_between(waiting_from, end) for bucket in self._memory.parts()]
-        rows += [bucket.window for bucket in self.buckets.in_use]
-        return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self.buckets.in_use]
+        windows = concatenate([NO_DUE_ROWS, *(bucket.window for bucket in self.buckets.in_use)])
+        parts = [sorted_in_memory(self._loaded.blocks_between(start, end))]
+        parts += [
+            unsorted_in_memory(bucket.blocks_between(waiting_from, end)) for bucket in self._memory.parts()
+        ]
+        return windows, [
+            *parts,
+            *(bucket.unread_segments(self._storage) for bucket in self.buckets.in_use),
+        ]
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; BUCKET-10 says when what lies in unread segments stops to count."""

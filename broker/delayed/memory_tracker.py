@@ -33,9 +33,9 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.delayed.bucket_histogram import histogram_of
-from broker.delayed.due_rows import ROW_BYTES, DueRows, Key, concatenate, stable_order
+from broker.delayed.due_rows import NO_DUE_ROWS, ROW_BYTES, DueRows, Key, concatenate, stable_order
 from broker.delayed.loaded_rows import LoadedRows
-from broker.delayed.scan import UnreadSegments
+from broker.delayed.scan import UnreadSegments, sorted_in_memory
 from broker.delayed.tracker import Frontier, Histogram, TimesReader, TrackerStats
 from broker.model import Int64Column, UInt32Column, ids_of
 from broker.observe.logs import get_logger
@@ -239,7 +239,7 @@ class MemoryTracker:
             np.array([tick.count for _, tick in ticks], dtype=np.int64),
             partial(self._read_tick, [number for number, _ in ticks]),
         )
-        return self._loaded.rows_between(start, end), [unread]
+        return NO_DUE_ROWS, [sorted_in_memory(self._loaded.blocks_between(start, end)), unread]
 
     async def _read_tick(self, numbers: list[int], which: int) -> DueRows:
         number = numbers[which]

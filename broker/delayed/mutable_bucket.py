@@ -78,13 +78,19 @@ class MutableBucket:
 
     def waiting_between(self, start: Key, end: Key) -> DueRows:
         """Copies of the rows with start <= key < end, in the order of arrival."""
-        parts = [_no_rows()]
+        return concatenate([_no_rows(), *self.blocks_between(start, end)])
+
+    def blocks_between(self, start: Key, end: Key) -> list[DueRows]:
+        """As `waiting_between`, in the parts of `blocks`; none is empty, and one that is there whole is not copied."""
+        parts = []
         if self.waiting and self.first_waiting_ms <= end[0]:
             for block in self.blocks():
-                at = np.flatnonzero(rows_before(block, end) & ~rows_before(block, start))
-                if len(at):
-                    parts.append(block.part(at))
-        return concatenate(parts)
+                is_between = rows_before(block, end) & ~rows_before(block, start)
+                if is_between.all():
+                    parts.append(block)
+                elif is_between.any():
+                    parts.append(block.part(np.flatnonzero(is_between)))
+        return parts
 
     def loaded(self, count: int, end: Key) -> None:
         """Of the waiting rows, `count` lie before `end` and are loaded now."""

@@ -1,9 +1,10 @@
 """Looks into the index without taking anything: the entries of a range of due time, in due order, page by page.
 
-What is in memory is copied in the step that begins a look, so it holds nothing twice; of the buckets only those
-segments are read that the page needs. Where enough entries are expected is computed from the segments' borders,
-as if each were spread evenly; what was wrong in that is made good by reading on. What is taken, moved or merged
-meanwhile may still be in the answer: the caller compares with the effective times, as everybody does.
+What is in memory is held in the step that begins a look, so it holds nothing twice. Of the buckets only those
+segments are read that the page needs, and of many rows in memory only those parts are looked at. Where enough entries
+are expected is computed from the segments' borders, as if each were spread evenly; what was wrong in that is made good
+by reading on. What is taken, moved or merged meanwhile may still be in the answer: the caller compares with the
+effective times, as everybody does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ _SPARE = 1.25
 """Factor by which more entries are looked for than wanted: times are never spread quite evenly."""
 
 
+_PART_ROWS = 4_096
+"""Rows in memory that are looked at together, if they are sorted."""
+
 _READS_AT_ONCE = 64
 """Segments that are asked for together: the read thread need not wait for the loop between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadSegments:
-    """Segments that a look may have to read: their borders, aligned, and how to read one.
+    """Segments that a look may have to read, or to look at: their borders, aligned, and how to read one.
 
     Borders are whole keys: a million entries may be due in one millisecond.
     """
@@ -40,6 +44,40 @@ class UnreadSegments:
     counts: Int64Column
     read: Callable[[int], Awaitable[DueRows]]
     """The rows of the segment with that number here."""
+
+
+def sorted_in_memory(blocks: Sequence[DueRows]) -> UnreadSegments:
+    """Rows in memory, in order, as segments."""
+    parts = [
+        block.part(slice(row, row + _PART_ROWS))
+        for block in blocks
+        for row in range(0, len(block), _PART_ROWS)
+    ]
+    first = concatenate([NO_DUE_ROWS, *(part.part(slice(0, 1)) for part in parts)])
+    last = concatenate([NO_DUE_ROWS, *(part.part(slice(-1, None)) for part in parts)])
+    return _in_memory(parts, first, last)
+
+
+def unsorted_in_memory(blocks: Sequence[DueRows]) -> UnreadSegments:
+    """Rows in memory, in any order, as segments: a block each, none of them empty."""
+    first = concatenate([NO_DUE_ROWS, *(_extreme(block, np.min) for block in blocks)])
+    last = concatenate([NO_DUE_ROWS, *(_extreme(block, np.max) for block in blocks)])
+    return _in_memory(blocks, first, last)
+
+
+def _in_memory(parts: Sequence[DueRows], first: DueRows, last: DueRows) -> UnreadSegments:
+    async def read(number: int) -> DueRows:
+        return parts[number]
+
+    return UnreadSegments(first, last, np.array([len(part) for part in parts], dtype=np.int64), read)
+
+
+def _extreme(rows: DueRows, of: Callable[[Array], int]) -> DueRows:
+    """The first or the last of some rows."""
+    for column in range(3):
+        values = rows.columns[column]
+        rows = rows.part(np.flatnonzero(values == of(values)))
+    return rows.part(slice(0, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_values import BucketPolicyValues
 from broker.delayed.due_rows import DueRows, Key
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.scan import Page, UnreadSegments, scan
+from broker.delayed.mutable_bucket import BLOCK_ROWS
+from broker.delayed.scan import Page, UnreadSegments, scan, unsorted_in_memory
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from tests.unit.delayed.test_bucket_tracker import NOW, World
 
@@ -163,3 +167,60 @@ async def test_the_memory_tracker_shows_what_it_holds_with_exact_times():
         (time, *position) for position, time in times.items() if NOW + 700 <= time < NOW + 40_500
     )
     assert page.is_last
+
+
+HERD = 50_000
+"""As many as a bucket in memory holds by default, and fewer than are loaded together."""
+
+
+async def tracker_with_herd(where: str) -> BucketTracker | MemoryTracker:
+    """A tracker that holds many entries of one millisecond in memory."""
+    ids, due_ms = np.arange(HERD, dtype=np.uint32), NOW + 1_000
+    times = np.full(HERD, due_ms, dtype=np.int64)
+
+    async def times_of(ledger_id: int, entry_ids):
+        return times[entry_ids]
+
+    tracker: BucketTracker | MemoryTracker
+    if where == "memory tracker":
+        tracker = MemoryTracker(times_of, Frontier(NOW, *ENTRY_AFTER_ALL), tick_ms=1_000)
+    else:
+        tracker = World(BucketPolicyValues()).tracker
+    for first in range(0, HERD, 500):
+        some = slice(first, first + 500)
+        tracker.add(1, ids[some], times[some])
+    while where != "unsealed" and tracker.needs_load(due_ms):
+        await tracker.load(due_ms)
+    assert tracker.count() == HERD
+    assert tracker.stats().loaded_count == (0 if where == "unsealed" else HERD)
+    return tracker
+
+
+@pytest.mark.parametrize("where", ["unsealed", "loaded", "memory tracker"])
+@pytest.mark.parametrize("place", [0, 1, HERD // 2, HERD - 100])
+async def test_a_page_of_one_millisecond_in_memory_costs_what_it_shows(where: str, place: int):
+    """Counted in rows: each page sorted all that was due in its millisecond."""
+    tracker = await tracker_with_herd(where)
+    start, looked = (NOW + 1_000, 1, place), 0
+    in_memory, unread = tracker.parts_between(start, LAST)
+
+    def counted(segments: UnreadSegments) -> UnreadSegments:
+        async def read(number: int) -> DueRows:
+            nonlocal looked
+            rows = await segments.read(number)
+            looked += len(rows)
+            return rows
+
+        return replace(segments, read=read)
+
+    page = await scan(in_memory, [counted(segments) for segments in unread], start, LAST, 100)
+    assert keys_of(page) == [(NOW + 1_000, 1, place + i) for i in range(100)]
+    assert len(in_memory) + looked <= 2 * BLOCK_ROWS
+
+
+@given(st.lists(st.lists(keys, min_size=1, max_size=4), max_size=4))
+def test_rows_in_memory_have_the_borders_of_their_parts(blocks):
+    unsorted = unsorted_in_memory([columns_of(block) for block in blocks])
+    assert [unsorted.first.key(i) for i in range(len(blocks))] == [min(block) for block in blocks]
+    assert [unsorted.last.key(i) for i in range(len(blocks))] == [max(block) for block in blocks]
+    assert unsorted.counts.tolist() == [len(block) for block in blocks]
