@@ -79,28 +79,27 @@ class Node:
         # The process of one shard of several has a supervisor that asks other nodes.
         others = {} if self._config.grpc_socket else {name: member.nodes[name] for name in member.others}
         peers = Peers(self._config, member.cluster.id, others)
-        peers.start()
+        peers.start(self._supervisor.spawn_lasting)
         try:
-            return await self._take_part(member, peers)
+            status = await self._take_part(member, peers)
         finally:
-            await peers.stop()
+            await self._supervisor.stop()
+        return status or int(self._supervisor.failure is not None)
 
     async def _take_part(self, member: Member, peers: Peers) -> int:
         self._face = face = StandbyFace(member, peers.complete)
         await face.start(self._supervisor.spawn_lasting)
         self._notifier.tell("READY=1", f"STATUS=Standby of shard {member.shard.number}")
-        self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
+        watchdog = self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
         try:
             won = await self._follow(member, face)
         finally:
+            watchdog.cancel()  # an owner has one of its own
             await face.stop()
-        failed = int(self._supervisor.failure is not None)
         if won is None:
-            await self._supervisor.stop()
-            return failed
+            return 0
         self._owning = Owning(member, won, self._notifier, self._adapted_config, peers.complete)
-        await self._supervisor.stop()  # an owner has a watchdog of its own
-        return await self._owning.run(self._stop) or failed
+        return await self._owning.run(self._stop)
 
     async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""

@@ -20,6 +20,7 @@ from broker.observe.logs import get_logger
 from broker.rpc.call_metadata import DIRECT
 from broker.rpc.cluster import read_views
 from broker.rpc.tls import channel_to_node
+from broker.runtime.supervise import Spawn
 from broker.settings import ConfigError
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 
@@ -61,18 +62,11 @@ class Peers:
         self._hurries = hurries
         self._note_told = note_told
         self._views: dict[str, dict[int, ClusterView]] = {}  # by node and shard, of those that answer
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._ask_again(node, address), name=f"questions to node {node}")
-            for node, address in self._others.items()
-        ]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def start(self, spawn_lasting: Spawn) -> None:
+        """Begin to ask; `spawn_lasting` runs what asks."""
+        for node, address in self._others.items():
+            spawn_lasting(f"questions to node {node}", self._ask_again(node, address))
 
     def views(self, shard: int) -> list[ClusterView]:
         """Return what the nodes that answer know of a shard."""

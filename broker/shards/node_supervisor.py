@@ -81,11 +81,11 @@ class NodeSupervisor(ShardSupervisor):
         super().__init__(config, command, notifier=notifier, read_config=read_config, shards=cluster.shards)
 
     async def run(self) -> int:
-        self._peers.start()
+        self._peers.start(self._supervisor.spawn_lasting)
         try:
             return await super().run()
         finally:
-            await self._peers.stop()
+            await self._supervisor.stop()  # where it came to no end of its own
 
     def _open_folder(self) -> File:
         vfs, layout = LocalVfs(), Layout(self._config.data_dir.rstrip("/"))

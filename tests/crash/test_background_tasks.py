@@ -101,6 +101,8 @@ TASKS = {
     "reload": Row(ENDS, runs_here=False),
     "unread calls": Row(LASTS, runs_here=False),  # of a front; an owner that does not answer is asked again
     "route of the front": Row(LASTS, runs_here=False),
+    # Whatever a node answers, it is asked again.
+    "questions to node *": Row(LASTS, {"Peers._ask": ANY_FILE | Kind.BUG}, runs_here=False),
     "service watchdog": Row(ENDS, runs_here=False),  # where nobody listens there is nothing to do
     "change of *": Row(ENDS, {"Jobs._run > work": READ}, runs_here=False),  # its failure is shown on its page
     # of a node of a cluster, which the broker of this world is not

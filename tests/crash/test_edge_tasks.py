@@ -16,7 +16,9 @@ from broker.node.owning import Owning
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import forward, silent
+from broker.rpc import peers as rpc_peers
 from broker.rpc.front import Front, FrontHost
+from broker.rpc.peers import Peers
 from broker.runtime.clock import SystemClock
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.supervise import Supervisor
@@ -39,6 +41,7 @@ LIMIT_SECONDS = 20.0
 VIRTUAL_LIMIT_SECONDS = 600.0
 OF_NODES = ("heartbeats", "bases", "checkpoints of silences", "rewrites of ledgers")
 OF_FRONTS = ("unread calls", "route of the front")
+OF_PEERS = "questions to node *"
 EDGES = [name for name, row in TASKS.items() if not row.runs_here]
 Case = tuple[str, Kind, str]
 
@@ -93,7 +96,9 @@ class Target:
             assert supervisor.failure is self.interruption.error
 
 
-@pytest.mark.parametrize("case", cases([name for name in EDGES if name not in OF_NODES + OF_FRONTS]), ids=str)
+@pytest.mark.parametrize(
+    "case", cases([name for name in EDGES if name not in (*OF_NODES, *OF_FRONTS, OF_PEERS)]), ids=str
+)
 async def test_a_task_of_the_edges_survives_or_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: Case
 ) -> None:
@@ -143,6 +148,19 @@ async def test_a_task_of_a_front_tells(monkeypatch: pytest.MonkeyPatch, case: Ca
         await front.stop()
 
 
+@pytest.mark.parametrize("kind", Kind, ids=str)
+async def test_another_node_is_asked_again_or_it_is_told(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    for pause in ("_LOOK_SECONDS", "_PAUSE_SECONDS"):
+        monkeypatch.setattr(rpc_peers, pause, 0.01)
+    target = Target(monkeypatch, (OF_PEERS, kind, "Peers._ask"))
+    supervisor = Supervisor(lambda name, error: None)
+    Peers(broker_config(), "c", {"b": "127.0.0.1:1"}).start(supervisor.spawn_lasting)
+    try:
+        await target.check(supervisor, lambda: asyncio.sleep(0.01))
+    finally:
+        await supervisor.stop()
+
+
 @pytest.mark.parametrize("case", cases(list(OF_NODES)), ids=str)
 def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
@@ -183,5 +201,5 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
 
 
 def test_each_task_that_the_broker_alone_does_not_run_is_interrupted_here() -> None:
-    assert {*OF_NODES, *OF_FRONTS} <= set(EDGES)
-    assert len(EDGES) == 13
+    assert {*OF_NODES, *OF_FRONTS, OF_PEERS} <= set(EDGES)
+    assert len(EDGES) == 14

@@ -357,7 +357,8 @@ async def test_a_node_hears_of_others_what_they_know_by_themselves(nodes: list[F
     peers = Peers(
         a.config, "k", {"b": b.grpc_address, "c": "127.0.0.1:1"}, lambda: True, lambda: told.append("b")
     )
-    peers.start()
+    supervisor = Supervisor(lambda name, error: None)
+    peers.start(supervisor.spawn_lasting)
     try:
         await eventually(lambda: len(peers.views(1)) == 1)
         assert peers.views(1)[0].route == b.routes[1] and peers.views(1)[0].node == "b"
@@ -369,7 +370,7 @@ async def test_a_node_hears_of_others_what_they_know_by_themselves(nodes: list[F
         await b.front._port.server.stop(None)
         await eventually(lambda: not peers.views(1))
     finally:
-        await within(peers.stop())
+        await within(supervisor.stop())
 
 
 async def test_a_shard_is_moved_by_its_number(nodes: list[FrontOfNode]):

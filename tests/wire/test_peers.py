@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from broker.rpc import peers as rpc_peers
 from broker.rpc.peers import Peers
+from broker.runtime.supervise import Supervisor
 from postdate_api.v1 import admin_pb2
 from tests.configs import broker_config
 from tests.wire.conftest import eventually, within
@@ -61,21 +63,26 @@ async def other(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OtherNode]:
     await within(made.stop())
 
 
-def peers_of(other: OtherNode) -> Peers:
-    return Peers(broker_config(), "k", {"b": other.address}, lambda: True)
+@contextlib.asynccontextmanager
+async def asking(other: OtherNode) -> AsyncIterator[Peers]:
+    """A node that asks the other one."""
+    peers = Peers(broker_config(), "k", {"b": other.address}, lambda: True)
+    supervisor = Supervisor(lambda name, error: None)
+    peers.start(supervisor.spawn_lasting)
+    try:
+        yield peers
+    finally:
+        await within(supervisor.stop())
+    assert supervisor.failure is None
 
 
 async def test_a_node_is_asked_again_after_an_answer_that_is_none(other: OtherNode):
-    peers = peers_of(other)
-    peers.start()
-    try:
+    async with asking(other) as peers:
         await eventually(lambda: bool(peers.views(0)))
         other.answer = b"\xff\xff\xff"
         await eventually(lambda: not peers.views(0))
         other.answer = KNOWN
         await eventually(lambda: bool(peers.views(0)))
-    finally:
-        await within(peers.stop())
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
@@ -91,22 +98,14 @@ async def test_a_node_that_refuses_this_one_is_asked_once_a_connection(
 
     monkeypatch.setattr(asyncio, "sleep", note)
     other.answer = code
-    peers = peers_of(other)
-    peers.start()
-    try:
+    async with asking(other):
         await eventually(lambda: other.questions >= 1 and rpc_peers._CONNECTION_SECONDS in asleep)
         assert other.questions == 1
-    finally:
-        await within(peers.stop())
 
 
 async def test_a_node_that_does_not_answer_is_asked_again_soon(other: OtherNode):
     other.answer = grpc.StatusCode.UNAVAILABLE
-    peers = peers_of(other)
-    peers.start()
-    try:
+    async with asking(other) as peers:
         await eventually(lambda: other.questions >= 3)
         other.answer = KNOWN
         await eventually(lambda: bool(peers.views(0)))
-    finally:
-        await within(peers.stop())
