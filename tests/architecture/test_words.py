@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tokenize
 from collections import Counter
@@ -143,3 +144,15 @@ def test_a_word_has_one_row_in_the_glossary():
     terms = Counter("".join(term) for row in rows for term in TERM.findall(row))
     assert len(terms) > 80
     assert [term for term, count in terms.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_rows_of_a_table_follow_its_head(path: Path):
+    """A blank line ends a table: what follows is shown as text with bars."""
+    before, is_code = "", False
+    lines = path.read_text().splitlines()
+    for line, after in itertools.pairwise([*lines, ""]):
+        is_code ^= line.lstrip().startswith("```")
+        if line.startswith("|") and not before.startswith("|") and not is_code:
+            assert after.startswith("| ---"), line
+        before = line
