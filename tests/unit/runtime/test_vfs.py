@@ -378,15 +378,16 @@ def test_a_copy_is_whole_whether_the_kernel_does_it_or_not(file: LocalFile, erro
 
 
 class Table:
-    """A process that has `free` descriptors left."""
+    """A process that has `free` descriptors left, itself or as the machine has."""
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, error: int) -> None:
         self.free = free
+        self.error = error
         self.open, self.close = os.open, os.close
 
     def opening(self, *arguments: Any, **options: Any) -> int:
         if not self.free:
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(self.error, "Too many open files")
         fd = self.open(*arguments, **options)
         self.free -= 1
         return fd
@@ -397,14 +398,15 @@ class Table:
 
 
 @contextmanager
-def descriptors(free: int) -> Iterator[Table]:
-    table = Table(free)
+def descriptors(free: int, error: int = errno.EMFILE) -> Iterator[Table]:
+    table = Table(free, error)
     with patch.object(os, "open", table.opening), patch.object(os, "close", table.closing):
         yield table
 
 
-def test_files_open_with_spares_while_no_descriptors_are_left_and_spares_come_back(folder: str):
-    with descriptors(4) as table:
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_files_open_with_spares_while_no_descriptors_are_left_and_spares_come_back(folder: str, error: int):
+    with descriptors(4, error) as table:
         spares = SpareDescriptors(3)
         vfs = LocalVfs(spares)
         table.free = 0  # connections took the rest

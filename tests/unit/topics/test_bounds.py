@@ -498,6 +498,18 @@ def test_whatever_a_sum_came_to_a_manifest_is_written(expire_ms: int) -> None:
     assert found.ledgers[0].facts.last_expire_ms == EXPIRE_MS_MAX
 
 
+def test_a_sum_that_a_manifest_holds_from_before_is_read_as_the_greatest_expiry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (path, _, _) = next(each for each in manifests_in(history().vfs) if each[1] == MAGIC_TOPIC)
+    image = decode_topic(history().vfs.snapshot()[path], path)
+    first = dataclasses.replace(image.ledgers[0], facts=LedgerFacts(1, 1, (1 << 63) - 1, 1))
+    with monkeypatch.context() as before:
+        before.setattr("broker.storage.manifest.EXPIRE_MS_MAX", 1 << 63)
+        written = encode_topic(dataclasses.replace(image, ledgers=(first, *image.ledgers[1:])))
+    assert decode_topic(written, path).ledgers[0].facts.last_expire_ms == EXPIRE_MS_MAX
+
+
 @pytest.mark.slow
 def test_a_message_that_is_moved_to_the_end_of_time_and_back_leaves_a_broker_that_starts(
     monkeypatch: pytest.MonkeyPatch,

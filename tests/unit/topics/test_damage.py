@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.model import Position, bitmap_of
+from broker.model import Position, UInt32Column, bitmap_of
 from broker.observe.metrics import SubscriptionCounters
 from broker.policy import SubscriptionPolicy
 from broker.rpc.dead_letters import _letter
 from broker.storage.blocks import HEADER_BYTES
+from broker.storage.log import TopicLog
 from broker.subscriptions import damage as damage_module
 from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
@@ -172,6 +173,89 @@ def test_what_is_settled_is_not_read() -> None:
         inbox = await node.subscribe("orders", BILLING)
         assert ids(await inbox.wait(9)) == set(positions) - {positions[4]}
         assert counters(node).damaged_messages == 0
+
+    on_disk(scenario)
+
+
+def test_what_is_settled_while_it_waits_to_be_sent_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", BILLING, policy=NONE)
+        inbox = await node.subscribe("orders", BILLING, permits=0)
+        positions = await node.produce("orders", messages(10, deliver_after_ms=500))
+        await asyncio.sleep(1)  # due, and taken from the index
+        await damage(node, positions[4])
+        await inbox.ack(positions[3:5])
+        asked: list[int] = []
+        read = TopicLog.read
+
+        async def note(log: TopicLog, ledger_id: int, entry_ids: UInt32Column, bytes_max: int) -> Any:
+            asked.extend(entry_ids.tolist())
+            return await read(log, ledger_id, entry_ids, bytes_max)
+
+        monkeypatch.setattr(TopicLog, "read", note)
+        inbox.consumer.grant(100, 0)
+        inbox.subscription.work.set()
+        left = [*positions[:3], *positions[5:]]
+        assert ids(await inbox.wait(8)) == set(left)
+        assert asked == [each.entry_id for each in left]
+
+    on_disk(scenario)
+
+
+def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Let reads of messages wait. The first event says that one does, the second lets them go on."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    read = TopicLog.read
+
+    async def wait(log: TopicLog, ledger_id: int, entry_ids: UInt32Column, bytes_max: int) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await read(log, ledger_id, entry_ids, bytes_max)
+
+    monkeypatch.setattr(TopicLog, "read", wait)
+    return begun, go_on
+
+
+@pytest.mark.parametrize("policy", [LETTERS, NONE], ids=["dead letters", "none"])
+def test_a_damaged_message_that_is_settled_while_it_is_read_is_not_set_aside(
+    policy: SubscriptionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", BILLING, policy=policy)
+        positions = await node.produce("orders", messages(10))
+        await damage(node, positions[4])
+        begun, go_on = hold_reads(monkeypatch)
+        inbox = await node.subscribe("orders", BILLING)
+        await begun.wait()
+        assert await inbox.ack([positions[4]]) == []
+        go_on.set()
+        await inbox.ack(ids(await inbox.wait(9)))
+        await settled(inbox.subscription)
+        assert node.broker.dead_letters.still_held(inbox.subscription) == {}
+        expected = {"acked_messages": 10, "damaged_messages": 0, "dead_lettered_messages": 0}
+        assert {name: getattr(counters(node), name) for name in expected} == expected
+
+    on_disk(scenario)
+
+
+def test_a_message_that_cannot_be_read_and_is_settled_meanwhile_is_not_said_to_stay_pending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", BILLING, policy=NONE)
+        positions = await node.produce("orders", messages(20))
+        await node.stop()
+        node = Node(node.vfs, node.clock, node.config).open()
+        await damage_rows(node, positions[0].ledger_id)
+        begun, go_on = hold_reads(monkeypatch)
+        inbox = await node.subscribe("orders", BILLING)
+        await begun.wait()
+        assert await inbox.ack(positions[:15]) == []
+        go_on.set()
+        await asyncio.sleep(0.5)  # before it is tried again
+        assert counters(node).unreadable_messages == 5
+        (told,) = [each for each in caplog.records if each.msg.startswith("Messages cannot be read")]
+        assert told.levelname == "ERROR" and told.fields["messages"] == 5  # type: ignore[attr-defined]
 
     on_disk(scenario)
 
