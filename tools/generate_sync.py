@@ -40,7 +40,7 @@ used: set[str] = set()
 INTERNAL = {"message": "Holder", "_link": "Peer", "_runner": "Source"}
 HIDDEN = {
     "Producer": {"prepare", "submit"},
-    "Subscription": {"address", "begin", "finish", "kept", "note_asked", "take_ready"},
+    "Subscription": {"address", "kept"},
 }
 """Others that are for the package's own use."""
 IMPORTS = {
@@ -262,17 +262,17 @@ def method(class_name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str
     kind = annotated(node.returns) if node.returns else "None"
     call = f"self._inner.{node.name}({passed(args)})"
     if node.name.startswith("_"):
-        return special_method(node.name, args, kind, call)
+        return special_method(class_name, node.name, args, kind, call)
     return public_method(class_name, node, kind, call)
 
 
-def special_method(name: str, args: ast.arguments, kind: str, call: str) -> str:
+def special_method(class_name: str, name: str, args: ast.arguments, kind: str, call: str) -> str:
     if name == "__aenter__":
         return f"def __enter__(self) -> {kind}:\n    self._portal.enter({call})\n    return self\n"
     if name == "__aexit__":
         return f"def __exit__({signature(args)}) -> {kind}:\n    self._portal.leave({call})\n"
     if name == "__aiter__":
-        return f"def __iter__(self) -> {kind}:\n    return self\n"
+        return f"def __iter__(self) -> {class_name}:\n    return self\n"
     if name == "__anext__":
         return (
             f"def __next__(self) -> {kind}:\n    return {wrapped('self._portal.next(self._inner)', kind)}\n"

@@ -10,25 +10,23 @@ Invariant:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from broker.delayed.key_writer import REMEMBERED, Standings
+from broker.delayed.key_writer import REMEMBERED
 from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.errors import Corrupt, PostdateError
-from broker.model import Position, RowColumn, UInt32Column, UInt64Column
+from broker.model import Position, UInt32Column, UInt64Column
 from broker.observe.logs import get_logger
 from broker.runtime.supervise import OneAtATime, YieldBudget
 from broker.storage.key_run import KeyColumns, newest_of_each, sort_keys
+from broker.topics.key_rows import KeyRows
 from broker.topics.key_services import KeyedTopic, KeyServices
 
 log = get_logger(__name__)
 
 _READ_ROWS = 65_536
 _EXPIRY_LOOK_SECONDS = 3_600.0  # at the latest, as the clock may step
-
-Rows = Callable[[int, UInt32Column], Awaitable[RowColumn | None]]
 
 
 class SettledUpkeep:
@@ -43,7 +41,7 @@ class SettledUpkeep:
         self._topic = topic
         self._settled = keys.settled
         self._services = services
-        self._read: tuple[Standings, Rows] | None = None
+        self._rows: KeyRows | None = None
         self.durable_version = 0
         """Version up to which a durable manifest names what was remembered."""
         self._budget = YieldBudget(services.clock)
@@ -52,13 +50,13 @@ class SettledUpkeep:
         )
         self._expiry: asyncio.TimerHandle | None = None
 
-    def start(self, standings: Standings, rows: Rows) -> None:
+    def start(self, rows: KeyRows) -> None:
         """The runs that there were are taken up."""
-        self._read = standings, rows
+        self._rows = rows
         self._arm()
 
     def stop(self) -> None:
-        self._read = None
+        self._rows = None
         if self._expiry is not None:
             self._expiry.cancel()
         self._merging.cancel()
@@ -74,12 +72,12 @@ class SettledUpkeep:
         if not self._settled.remembers:
             return 0
         first = noted = 0
-        while (read := self._read) and first < (count := self._topic.log.entry_count(ledger_id) or 0):
+        while (rows := self._rows) and first < (count := self._topic.log.entry_count(ledger_id) or 0):
             entry_ids = np.arange(first, min(first + _READ_ROWS, count), dtype=np.uint32)
             first += len(entry_ids)
             try:
                 await self._topic.prepare_folders()
-                noted += await self._remember(ledger_id, entry_ids, *read)
+                noted += await self._remember(ledger_id, entry_ids, rows)
             except (OSError, PostdateError) as error:
                 log.error(
                     "Ledger rows cannot be read; their settled schedule keys cannot be looked up",
@@ -90,7 +88,7 @@ class SettledUpkeep:
                 if not isinstance(error, Corrupt):
                     return None
             await self._budget.spent()
-        if self._read is None:
+        if self._rows is None:
             return None  # not begun yet, or the topic is being deleted
         if not noted:
             return 0
@@ -100,26 +98,24 @@ class SettledUpkeep:
 
     async def find(self, hashes: UInt64Column) -> dict[int, dict[Position, bool]]:
         """Look hashes up; see `SettledKeys.find`. Raises Unavailable."""
-        return {} if self._read is None else await self._settled.find(hashes)
+        return {} if self._rows is None else await self._settled.find(hashes)
 
     def changed(self) -> None:
         """Runs came or went: let the next manifest say so, merge if it is time for it, see to it that they expire."""
         self._topic.note_change()
-        if self._read is None:
+        if self._rows is None:
             return
         if not self._merging.is_running and self._settled.needs_merge():
             self._merging.start(self._merge)
         self._arm()
 
-    async def _remember(
-        self, ledger_id: int, entry_ids: UInt32Column, standings: Standings, rows: Rows
-    ) -> int:
+    async def _remember(self, ledger_id: int, entry_ids: UInt32Column, rows: KeyRows) -> int:
         """Note some rows; returns how many."""
-        columns = await rows(ledger_id, entry_ids)
+        columns = await rows.read(ledger_id, entry_ids)
         at = np.flatnonzero(columns["schedule_hash"]) if columns is not None else ()
         if columns is None or not len(at):
             return 0
-        standing_of = await standings(ledger_id, entry_ids[at])
+        standing_of = await rows.standings(ledger_id, entry_ids[at])
         ledger_ids = np.full(len(at), ledger_id, dtype=np.int64)
         keys = KeyColumns(columns["schedule_hash"][at], ledger_ids, entry_ids[at])
         noted = 0

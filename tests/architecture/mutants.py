@@ -519,8 +519,8 @@ MUTANTS = {
         "tests/jobs/test_shards.py::test_a_shard_that_lost_its_root_manifest_is_damaged_and_not_unused",
     ),
     "partitions pass a limit of all": Mutant(
-        "clients/python/postdate/partitions.py",
-        "                each.finish()",
+        "clients/python/postdate/_inbox.py",
+        "                inbox.finish()",
         "                pass",
         "tests/wire/test_sdk_partitions.py"
         "::test_a_limit_is_for_all_partitions_and_what_was_sent_beyond_it_goes_back_uncounted",

@@ -252,13 +252,13 @@ async def test_a_stream_of_an_older_epoch_is_not_believed(nodes: Nodes):
         assert [message.payload for message in await subscription.receive_many(1, SOON)] == [b"x"]
         assert client._rpc.front.epoch == 6
         client._rpc.front.routes.epoch = 7
-        before = subscription.connection
+        before = subscription._stream.connection
         async with client.producer("t") as producer:
             nodes.epoch = nodes.server._consumer._epoch = 7
             await producer.send(b"y")  # on the stream of epoch 6: dropped, and it comes on the next
         first = await subscription.receive_many(1, SOON)
         assert [message.payload for message in first] in ([b"x"], [b"y"])
-        assert subscription.connection > before
+        assert subscription._stream.connection > before
         await within(subscription.close())
 
 

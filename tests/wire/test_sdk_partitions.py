@@ -313,7 +313,7 @@ async def test_what_was_taken_beside_a_partition_that_is_deleted_is_not_lost(cli
         while len(await within(subscription._subscriptions[0].kept())) < 5:
             await asyncio.sleep(0.01)
         await client.topics.delete(TOPICS[2])
-        while subscription._subscriptions[2]._error is None:
+        while subscription._subscriptions[2]._stream.error is None:
             await asyncio.sleep(0.01)
         assert len(await within(subscription.receive_many())) == 5
         with pytest.raises(postdate.NotFound, match=TOPICS[2]):
@@ -338,7 +338,7 @@ async def test_partition_that_breaks_reconnects_alone(client: postdate.Client):
         await client.subscriptions.seek(TOPICS[2], "s", EARLIEST)
         (again,) = await take(subscription, 1)
         assert (again.topic, again.id) == (TOPICS[2], taken[TOPICS[2]].id)
-        assert [subscription.connection_of(taken[topic]) for topic in TOPICS] == [1, 1, 2, 1]
+        assert [subscription._inbox.connection_of(taken[topic]) for topic in TOPICS] == [1, 1, 2, 1]
         taken[TOPICS[2]] = again
         for message in taken.values():
             await message.ack()

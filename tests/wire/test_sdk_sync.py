@@ -219,7 +219,7 @@ def test_sigterm_lets_handlers_finish(client, topic):
     def handle(message: postdate.sync.Message) -> None:
         if both.wait(10) == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        while not subscription._inner.stop_asked:  # a signal takes a moment to arrive
+        while not subscription._inner.inbox.stop_asked:  # a signal takes a moment to arrive
             time.sleep(0.001)
         ended.append(message.payload)
 

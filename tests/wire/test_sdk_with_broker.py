@@ -70,9 +70,9 @@ async def test_very_many_messages_are_settled_whatever_the_broker_takes_at_once(
         await producer.send_many([b"x"] * count)
         messages = await take(subscription, count)
         await within(
-            subscription.settle(Verb("extend", lease_ms=60_000), [message.id for message in messages])
+            messages[0].holder.settle(Verb("extend", lease_ms=60_000), [message.id for message in messages])
         )
-        await within(subscription.settle(Verb("nack", 1), [message.id for message in messages]))
+        await within(messages[0].holder.settle(Verb("nack", 1), [message.id for message in messages]))
         messages = await take(subscription, count)
         await within(subscription.ack_many(messages[:20_000]))
         for message in messages[20_000:]:
@@ -168,10 +168,10 @@ async def test_program_that_stopped_for_longer_than_a_lease_hands_out_what_comes
     async with client.subscribe("t", "s", permits=10) as subscription:
         (first,) = await take(subscription, 1)
         async with asyncio.timeout(5):
-            while len(subscription._ready) < 9:
+            while len(subscription._stream.held.ready) < 9:
                 await asyncio.sleep(0.001)
         await first.ack()
-        timer = subscription._held._timer
+        timer = subscription._stream.held._timer
         assert timer is not None
         timer.cancel()  # a program that is stopped asks for no extensions
         await within(leases_end(client, subscription, 9))
@@ -186,7 +186,7 @@ async def leases_end(client: postdate.Client, subscription: postdate.Subscriptio
     """Wait until so many messages came back to the broker, and the consumer can know it."""
     while (await client.stats("t"))[0].subscriptions[0].ready_messages < count:
         await asyncio.sleep(0.01)
-    while subscription._held.clock() < subscription._held.sound_until:
+    while subscription._stream.held.clock() < subscription._stream.held.sound_until:
         await asyncio.sleep(0.01)
 
 

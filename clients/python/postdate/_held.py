@@ -41,7 +41,7 @@ class Held:
 
     def __init__(self, extend: Callable[[Sequence[MessageId]], None], clock: Callable[[], float]) -> None:
         self.ready: deque[Message] = deque()
-        self.sound_until = math.inf
+        self.sound_until: float = math.inf
         self.clock = clock  # monotonic, in seconds
         self._extend = extend  # is answered by `extended`
         self._lease_s = 0.0  # 0: there is no connection, and nothing to keep

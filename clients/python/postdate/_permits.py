@@ -15,11 +15,11 @@ class Permits:
     def __init__(self, most: int | None, limit: int | None) -> None:
         if (most is not None and most < 1) or (limit is not None and limit < 1):
             raise ValueError("permits and limit are at least 1")
-        self.most = most or 0
+        self.most: int = most or 0
         """0: not known before it is known how messages are taken."""
         self.left = limit
         """Messages that may still be taken; None is any number."""
-        self.taken = 0
+        self.taken: int = 0
         """Since permits were last given back."""
         self._ungranted: int | None = None  # of those left, what no permits of this connection cover yet
         self._unsent = 0
@@ -32,14 +32,16 @@ class Permits:
         self._held = granted if held else 0
         return 0 if held else granted
 
-    def begin(self, most: int, *, is_connected: bool) -> bool:
-        """Set how many there are, unless that is known; returns whether there are some to send."""
+    def begin(self, most: int) -> bool:
+        """Set how many there are, unless that is known; returns whether there are some to send.
+
+        They are sent on a connection that has begun, answered or not: only the next `connect` counts anew.
+        """
         if self.most:
             return False
         self.most = most
-        if is_connected:
-            self._unsent += self._cover(most)
-        return is_connected
+        self._unsent += self._cover(most)
+        return True
 
     def release(self) -> bool:
         """Let those go that were held; returns whether there were any."""

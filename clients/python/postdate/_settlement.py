@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from postdate._status import error_from_status
-from postdate.errors import PostdateError
+from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.model import MessageId
 from postdate_api.v1 import consumer_pb2, message_pb2
 
@@ -79,9 +79,9 @@ class SettlementIds:
     __slots__ = ("barriers", "columns", "count", "verb", "waiters")
 
     def __init__(self, verb: Verb) -> None:
-        self.verb = verb
+        self.verb: Verb = verb
         self.columns: dict[int, list[int]] = {}
-        self.count = 0
+        self.count: int = 0
         self.waiters: list[tuple[Sequence[tuple[int, int]], Waiter]] = []
         self.barriers: list[Waiter] = []
 
@@ -174,9 +174,12 @@ class Settlements:
     """Everything one consumer has asked for and not yet had confirmed."""
 
     def __init__(self, wake: Callable[[], None], extended: Extended) -> None:
-        self.acks = SettlementIds(ACK)
+        self.acks: SettlementIds = SettlementIds(ACK)
         self.faults: list[PostdateError] = []
-        self.faults_count = 0
+        self.faults_count: int = 0
+        self.is_connected: bool = False
+        self.refusal: PostdateError | None = Closed("the subscription is closed")
+        """Nothing can be asked, for this reason; None: acks can be, the rest while there is a connection."""
         self._wake = wake
         self._extended = extended
         self._ids_max = IDS_MAX
@@ -190,8 +193,39 @@ class Settlements:
         """Nothing is unsent or unconfirmed."""
         return not (self.acks.columns or self._gathered or self._full or self._sent)
 
-    def limit(self, ids_max: int) -> None:
-        """Keep frames within what the broker takes (SETTLEMENT-3); 0 if it does not say."""
+    def open(self) -> None:
+        """There is a consumer: acks may be asked for, connected or not."""
+        self.refusal = None
+
+    def check(self, verb: Verb = ACK) -> None:
+        """Raise what keeps from asking for this."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
+        if verb is not ACK and not self.is_connected:
+            raise Disconnected("the connection is broken, and the lease with it")
+
+    async def settle(self, verb: Verb, ids: Sequence[tuple[int, int]]) -> None:
+        """Ask, and wait for the confirmation."""
+        self.check(verb)
+        done: Done = asyncio.get_running_loop().create_future()
+        self.add(verb, ids, done)
+        await done
+
+    def settle_nowait(self, verb: Verb, ids: Sequence[tuple[int, int]]) -> None:
+        """Ask without waiting, if there is a connection."""
+        if self.is_connected:
+            self.add(verb, ids)
+
+    async def wait_confirmed(self) -> None:
+        """Wait until everything asked for so far is durable, and raise the first failure that nobody waited for."""
+        barriers = self.barriers(asyncio.get_running_loop().create_future)
+        if barriers:
+            await asyncio.wait(barriers)
+        self.raise_faults()
+
+    def connected(self, ids_max: int) -> None:
+        """There is a connection. Frames stay within what the broker takes (SETTLEMENT-3); 0 if it does not say."""
+        self.is_connected = True
         self._ids_max = min(ids_max or IDS_MAX, IDS_MAX)
         # Acks of the connection before may have gathered under a greater limit.
         self._full = deque(part for gathered in self._full for part in gathered.split(self._ids_max))
@@ -269,6 +303,7 @@ class Settlements:
 
     def disconnected(self, error: PostdateError) -> None:
         """Take back what was not confirmed (SETTLEMENT-2)."""
+        self.is_connected = False
         left = [*self._full, *self._sent.values(), *self._gathered.values()]
         self._full.clear()
         self._sent = {}
@@ -280,7 +315,9 @@ class Settlements:
         self._gathered = {}
 
     def give_up(self, error: PostdateError) -> None:
-        """Nothing will be confirmed any more."""
+        """Nothing will be confirmed any more, and nothing can be asked."""
+        self.is_connected = False
+        self.refusal = error
         lost = [*self._sent.values(), *self._full, self.acks, *self._gathered.values()]
         self._sent, self._gathered, self.acks = {}, {}, SettlementIds(ACK)
         self._full.clear()
@@ -288,6 +325,11 @@ class Settlements:
             gathered.give_up(error)
             if gathered.verb is ACK and gathered.count > sum(len(ids) for ids, _ in gathered.waiters):
                 self._on_fault(error)  # for those that nobody waits for
+
+    def close(self, error: PostdateError) -> None:
+        """The consumer has left."""
+        self.give_up(error)
+        self.refusal = Closed("the subscription is closed")
 
     def barriers(self, make: Callable[[], Done]) -> list[Done]:
         """Futures that are done when all that was asked for until now is confirmed or given up."""
@@ -303,6 +345,14 @@ class Settlements:
         faults, count = self.faults, self.faults_count
         self.faults, self.faults_count = [], 0
         return faults, count
+
+    def raise_faults(self) -> None:
+        """Raise the first failure that nobody waited for, once."""
+        faults, count = self.take_faults()
+        if faults:
+            if count > 1:
+                faults[0].add_note(f"{count - 1} more acks failed")
+            raise faults[0]
 
     def _on_fault(self, fault: PostdateError) -> None:
         self.faults_count += 1

@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 
 from postdate import pull
+from postdate._inbox import share_of
 from postdate._rpc import Rpc
 from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
 from postdate.backups import Backups
@@ -21,7 +22,6 @@ from postdate.partitions import (
     PartitionedProducer,
     PartitionedSubscription,
     partition_topics,
-    share_of,
 )
 from postdate.producer import Producer
 from postdate.schedule import Schedule

@@ -15,12 +15,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
 
 from postdate import _trace
+from postdate._inbox import PERMITS, PartitionedInbox, run_permits, take_within
 from postdate._runner import Handler, Runner
 from postdate._sigterm import returning_on_sigterm
 from postdate._topic_shards import key_hash
@@ -28,7 +29,7 @@ from postdate.errors import PartlyStored, PostdateError
 from postdate.message import Message
 from postdate.model import MessageId, OutgoingMessage, Receipt, Receipts, SubscriptionType
 from postdate.producer import Producer
-from postdate.subscription import PERMITS, Subscription, run_permits, take_within
+from postdate.subscription import Subscription
 
 PARTITIONS_MAX = 1000
 
@@ -223,15 +224,19 @@ class PartitionedSubscription:
         self.name = name
         self._subscriptions = tuple(subscriptions)
         self._by_topic = {each.topic: each for each in self._subscriptions}
-        self._changed = changed
-        self._left = limit
-        self._next = 0
-        self._is_begun = False
+        self._inbox = PartitionedInbox(
+            {each.topic: each.inbox for each in self._subscriptions}, changed, limit
+        )
 
     @property
     def topics(self) -> tuple[str, ...]:
         """Topics of the partitions, in order."""
         return tuple(self._by_topic)
+
+    @property
+    def effective_type(self) -> SubscriptionType:
+        """The way in which messages are shared out, as the broker says."""
+        return self._inbox.effective_type
 
     async def __aenter__(self) -> PartitionedSubscription:
         await self.open()
@@ -264,28 +269,11 @@ class PartitionedSubscription:
         else:
             await _all(each.__aexit__(kind, error, traceback) for each in self._subscriptions)
 
-    def __aiter__(self) -> PartitionedSubscription:
-        return self
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._inbox
 
     async def __anext__(self) -> Message:
-        self._begin(PERMITS)
-        count = len(self._subscriptions)
-        while True:
-            for step in range(self._next, self._next + count):
-                source = self._subscriptions[step % count]
-                if source.yield_due:
-                    # A consumer that never waits must not keep the links from sending and receiving.
-                    source.yield_due = False
-                    await asyncio.sleep(0)
-                    break  # and look at all again: what was empty may not be
-                if taken := source.take_ready(1):
-                    self._next = (step + 1) % count  # PARTITIONS-3
-                    self._spend(1)
-                    return taken[0]
-            else:
-                if self.is_stopped:
-                    raise StopAsyncIteration
-                await self.wait_change()
+        return await self._inbox.__anext__()
 
     async def run(
         self, handler: Handler, *, concurrency: int = 16, grace: timedelta = timedelta(seconds=30)
@@ -294,8 +282,8 @@ class PartitionedSubscription:
 
         See `Subscription.run`. The concurrency is for all partitions together.
         """
-        runner = Runner(self, handler, concurrency=concurrency, grace=grace)
-        self._begin(run_permits(self.effective_type, concurrency))
+        runner = Runner(self._inbox, handler, concurrency=concurrency, grace=grace)
+        self._inbox.begin(run_permits(self._inbox.effective_type, concurrency))
         with returning_on_sigterm():
             await runner.run()
 
@@ -306,40 +294,9 @@ class PartitionedSubscription:
         """
         if max_messages < 1:
             raise ValueError("max_messages is at least 1")
-        self._begin(PERMITS)
-        await self._subscriptions[0].note_asked(timeout)
-        return await take_within(self, self._take, max_messages, timeout)
-
-    def _take(self, most: int) -> list[Message]:
-        """Take what is there, at most so many: equal parts, and of what others leave of theirs (PARTITIONS-3)."""
-        most = most if self._left is None else min(most, self._left)
-        count, messages = len(self._subscriptions), list[Message]()
-        while (left := most - len(messages)) > 0:
-            for _ in range(count):
-                source = self._subscriptions[self._next]
-                try:
-                    messages += source.take_ready(min(max(left // count, 1), most - len(messages)))
-                except PostdateError:
-                    if messages:  # which would be lost; it is raised the next time
-                        break
-                    raise
-                self._next = (self._next + 1) % count
-                if len(messages) == most:
-                    break
-            if most - len(messages) == left:
-                break
-        if messages:
-            self._spend(len(messages))
-        return messages
-
-    def _spend(self, count: int) -> None:
-        """Count what was taken against the limit (PARTITIONS-4)."""
-        if self._left is None:
-            return
-        self._left -= count
-        if self._left <= 0:
-            for each in self._subscriptions:
-                each.finish()
+        self._inbox.begin(PERMITS)
+        await self._inbox.note_asked(timeout)
+        return await take_within(self._inbox, self._inbox.take, max_messages, timeout)
 
     async def ack_many(self, messages: Iterable[Message]) -> None:
         """Ack all of them; return when that is durable. Raises the first failure, if any."""
@@ -358,59 +315,11 @@ class PartitionedSubscription:
 
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
-        for each in self._subscriptions:
-            each.stop()
+        self._inbox.stop()
 
     async def close(self) -> None:
         """Take no more, wait until all acks are confirmed, and leave every partition. See `Subscription.close`."""
         await _all(each.close() for each in self._subscriptions)
-
-    # What the runner asks and tells.
-
-    @property
-    def effective_type(self) -> SubscriptionType:
-        return self._subscriptions[0].effective_type
-
-    @property
-    def permits_max(self) -> int:
-        return sum(each.permits_max for each in self._subscriptions)
-
-    @property
-    def is_stopped(self) -> bool:
-        return all(each.is_stopped for each in self._subscriptions)
-
-    @property
-    def stop_asked(self) -> bool:
-        return all(each.stop_asked for each in self._subscriptions)
-
-    def connection_of(self, message: Message) -> int:
-        return self._by_topic[message.topic].connection_of(message)
-
-    def holds(self, message: Message) -> bool:
-        return self._by_topic[message.topic].holds(message)
-
-    def hand_back(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self._by_topic[message.topic].hand_back((message,))
-
-    async def wait_change(self) -> None:
-        await self._subscriptions[0].wait_change()  # of any of them: what they set is one event
-
-    def note_change(self) -> None:
-        self._changed.set()
-
-    def _begin(self, permits: int) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            for each in self._subscriptions:
-                each.begin(share_of(permits, len(self._subscriptions)))
-
-
-def share_of(permits: int, partitions: int) -> int:
-    """Return the permits of one partition (PARTITIONS-2)."""
-    if permits < 1:
-        raise ValueError("permits is at least 1")
-    return max(1, permits // partitions)
 
 
 async def _all(works: Iterable[Awaitable[object]]) -> None:

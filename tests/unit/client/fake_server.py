@@ -229,6 +229,8 @@ class FakeBroker(
                 heartbeat_ms=self.knobs.heartbeat_ms,
                 type=first.open.type or consumer_pb2.SUBSCRIPTION_TYPE_SHARED,
             )
+            if self.knobs.hold_opened is not None:
+                await self.knobs.hold_opened.wait()
             yield consumer_pb2.SubscribeResponse(opened=opened)
             while (item := await queue.get()) is not None:
                 if isinstance(item, status_pb2.Status):

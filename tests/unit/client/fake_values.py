@@ -106,6 +106,7 @@ class Knobs:
     change_status: grpc.StatusCode | None = None  # ends the next change after it was made, without an answer
     die_in_change: bool = False  # after it was made; a new broker takes the place of this one
     hold_confirms: asyncio.Event | None = None
+    hold_opened: asyncio.Event | None = None  # a stream that has begun is answered once it is set
     hold_end: asyncio.Event | None = None  # a stream that is to end waits for it
     fail_ids: dict[int, status_pb2.Status] = field(default_factory=dict)
     silent: bool = False  # no heartbeats

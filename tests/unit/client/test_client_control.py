@@ -66,10 +66,12 @@ async def test_what_nobody_took_before_a_skip_is_not_handed_out_after_it(
     broker.knobs.hold_end = asyncio.Event()
     async with client.subscribe("t", "s") as subscription:
         first = await anext(subscription)
-        assert len(subscription._ready) == 4
+        assert len(subscription._stream.held.ready) == 4
         assert await client.subscriptions.skip_all("t", "s") == 5
         async with asyncio.timeout(5):
-            while subscription._ready:  # until the client has heard of it; the stream is still there
+            while (
+                subscription._stream.held.ready
+            ):  # until the client has heard of it; the stream is still there
                 await asyncio.sleep(0)
         assert await subscription.receive_many(timeout=timedelta(milliseconds=50)) == []
         broker.knobs.hold_end.set()

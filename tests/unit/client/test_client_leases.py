@@ -243,7 +243,7 @@ async def test_stopped_program_hands_out_nothing_that_expired_meanwhile(
     async with client.subscribe("t", "s", permits=1000, limit=3) as subscription:
         first = await anext(subscription)
         await broker.wait(lambda: len(broker.topic("t").subscriptions["s"].held) == 3)
-        subscription._held.clock = lambda: monotonic() + 60  # as after so long a stop
+        subscription._stream.held.clock = lambda: monotonic() + 60  # as after so long a stop
         rest = asyncio.create_task(
             subscription.receive_many() if way == "receive_many" else one(subscription)
         )

@@ -28,7 +28,7 @@ class Stream:
         self.permits.release()
 
     def begin(self) -> None:
-        self.permits.begin(self.most, is_connected=True)
+        self.permits.begin(self.most)
 
     def send(self) -> None:
         self.outstanding += self.permits.take_unsent()

@@ -79,7 +79,7 @@ async def test_what_is_longer_than_a_frame_leaves_in_several_and_is_waited_for_a
     book: Settlements, verb: Verb
 ) -> None:
     loop = asyncio.get_running_loop()
-    book.limit(10)
+    book.connected(10)
     first, long, last = [loop.create_future() for _ in range(3)]
     book.add(verb, ids(*range(4)), first)
     book.add(verb, ids(*range(4, 31)), long)
@@ -106,7 +106,7 @@ async def test_acks_gathered_under_a_greater_limit_are_cut_to_the_next_brokers(b
         book.add_ack(7, entry_id)
     barriers = book.barriers(loop.create_future)
     book.disconnected(postdate.Disconnected("broken"))
-    book.limit(10)
+    book.connected(10)
     assert sizes_of(book) == [10, 10, 5, 10, 5]
     for request_id in range(2, 7):
         assert not all(each.done() for each in [waiting, *barriers])
@@ -118,7 +118,7 @@ async def test_acks_gathered_under_a_greater_limit_are_cut_to_the_next_brokers(b
 
 async def test_long_nacks_are_given_up_with_the_connection(book: Settlements) -> None:
     nacked = asyncio.get_running_loop().create_future()
-    book.limit(2)
+    book.connected(2)
     book.add(Verb("nack"), ids(*range(5)), nacked)
     assert book.next_frame() is not None
     book.disconnected(postdate.Disconnected("broken"))

@@ -97,7 +97,7 @@ async def test_permits_bound_what_is_sent_ahead_and_come_back_in_halves(
     async with client.subscribe("t", "s", permits=10) as subscription:
         taken = 0
         async for message in subscription:
-            assert len(subscription._ready) < 10
+            assert len(subscription._stream.held.ready) < 10
             subscription.ack_nowait(message)
             taken += 1
             if taken == 100:
@@ -508,3 +508,21 @@ async def test_frames_of_a_later_version_are_ignored(broker: FakeBroker, client:
             stream.put_nowait(consumer_pb2.SubscribeResponse())
         await fill(client, 1)
         await (await anext(subscription)).ack()
+
+
+async def test_consumer_that_first_asks_while_it_is_connected_again_gets_messages(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    """Permits are known by then, and the request that opened the stream had none."""
+    await fill(client, 1)
+    async with client.subscribe("t", "s") as subscription:
+        broker.knobs.hold_opened = asyncio.Event()
+        broker.cut()
+        await broker.wait(lambda: len(broker.opens) == 2)
+        asking = asyncio.create_task(subscription.receive_many())
+        while not subscription._stream.permits.most:
+            await asyncio.sleep(0)
+        broker.knobs.hold_opened.set()
+        async with asyncio.timeout(5):
+            (message,) = await asking
+        await message.ack()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime, timedelta
 from types import TracebackType
 
@@ -141,6 +146,11 @@ class PartitionedSubscription:
         """Topics of the partitions, in order."""
         return self._inner.topics
 
+    @property
+    def effective_type(self) -> SubscriptionType:
+        """The way in which messages are shared out, as the broker says."""
+        return self._inner.effective_type
+
     def __enter__(self) -> PartitionedSubscription:
         self._portal.enter(self._inner.__aenter__())
         return self
@@ -206,7 +216,3 @@ class PartitionedSubscription:
     def close(self) -> None:
         """Take no more, wait until all acks are confirmed, and leave every partition. See `Subscription.close`."""
         self._portal.leave(self._inner.close())
-
-    @property
-    def effective_type(self) -> SubscriptionType:
-        return self._inner.effective_type
