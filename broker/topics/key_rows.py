@@ -45,7 +45,7 @@ class KeyRows:
     async def read_keys(
         self, ledger_id: int, entry_ids: UInt32Column, *, also_settled: bool
     ) -> tuple[UInt32Column, UInt64Column]:
-        """Those of some rising ids that hold a key, and its hash; without those of each block that is damaged.
+        """Read which of some rising ids hold a key, and its hash, but those of each block that is damaged.
 
         `also_settled`: and of what held one the newest of each hash, as before a restart: a key that replaced its own
         message again and again would be looked for among all of them.
