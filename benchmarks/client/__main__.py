@@ -47,6 +47,8 @@ WORKS: dict[str, Work] = {
     "schedule_change": schedule.change,
     "schedule_look": schedule.look,
     "shards": shards.shards,
+    "shards_start": shards.shards_start,
+    "shards_served": shards.shards_served,
     "sdk_send_many": sdk.send_many,
     "sdk_send": sdk.send,
     "sdk_deliver": sdk.deliver,

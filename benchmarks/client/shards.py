@@ -1,18 +1,23 @@
-"""A broker with two shards through its front and directly, and one without shards, in turns."""
+"""Two shards through their front and directly, and a broker without shards, in turns; all shards after a start."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from benchmarks.client import raw
-from benchmarks.client.control import check
+from benchmarks.client.control import check, phase
 from benchmarks.client.produce import Pipeline
-from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
+from benchmarks.client.wire import Columns, read_frame
+from broker.topic_shards import shard_of
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2, producer_pb2
 
 _BATCH = 1_000
 _DISTINCT = 16
@@ -20,6 +25,8 @@ _WINDOW = 8
 _CALLS = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TOPICS_TRIED = 100
+_MARK = b"due just after the start"
+_DAY_MS = 86_400_000
 
 
 class _Way:
@@ -85,6 +92,92 @@ async def shards(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def shards_start(task: dict[str, Any]) -> dict[str, Any]:
+    """Load each shard, have the broker killed and started, and wait until each has delivered through the front."""
+    async with raw.connect(task["address"]) as front:
+        topics = []
+        for address in await _addresses(front):
+            topics.append(topic := await _topic_on(front, address))
+            async with raw.connect(address) as channel:
+                await _subscription(channel, topic)
+                requests = _requests(topic, _DISTINCT, _BATCH, delay_ms=(_DAY_MS, 30 * _DAY_MS))
+                stream = raw.produce_stream(channel)
+                await Pipeline(stream, requests, _BATCH, 2 * _WINDOW, from_zero=False).run(
+                    task["count"] // _BATCH
+                )
+        await phase("loaded")  # what is written and sealed later is done meanwhile
+        for topic in topics:
+            soon = [message_pb2.Message(payload=_MARK, deliver_after_ms=task["due_ms"])]
+            request = producer_pb2.ProduceRequest(topic=topic, messages=soon)
+            await raw.produce_unary(front)(request.SerializeToString())
+    await phase("stored")  # killed and started now
+    async with raw.connect(task["address"]) as front:
+        first_at = await asyncio.gather(*(_again(_first_delivery, front, topic) for topic in topics))
+    return {"first_at": first_at, "pending": task["count"] * len(topics)}
+
+
+async def shards_served(task: dict[str, Any]) -> dict[str, Any]:
+    """Wait until each shard of a cluster has answered a message through one node."""
+    async with raw.connect(task["address"]) as front:
+        admin: Any = admin_pb2_grpc.AdminServiceStub(front)
+        answer = await admin.GetCluster(admin_pb2.GetClusterRequest(), wait_for_ready=True)
+        names = _names_on(len(answer.shards))
+        return {"first_at": await asyncio.gather(*(_again(_answered, front, name) for name in names))}
+
+
+async def _again(work: Any, channel: Any, topic: str) -> float:
+    """Return the time of what is waited for; a call that finds nobody is made again."""
+    while True:
+        try:
+            return float(await work(channel, topic))
+        except grpc.aio.AioRpcError as error:
+            waits = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            check(error.code() in waits, f"{error.code()}: {error.details()}")
+        await asyncio.sleep(0.02)
+
+
+async def _answered(channel: Any, topic: str) -> float:
+    message = message_pb2.Message(payload=b"x", deliver_after_ms=_DAY_MS)
+    request = producer_pb2.ProduceRequest(topic=topic, messages=[message])
+    await raw.produce_unary(channel)(request.SerializeToString(), timeout=2)
+    return time.monotonic()
+
+
+async def _first_delivery(channel: Any, topic: str) -> float:
+    call = raw.subscribe_stream(channel)
+    opening = consumer_pb2.Open(topic=topic, subscription="all", permits=consumer_pb2.Permits(messages=10))
+    await call.write(consumer_pb2.SubscribeRequest(open=opening).SerializeToString())
+    while True:
+        response = await call.read()
+        if response is raw.EOF:
+            check(await call.code() == grpc.StatusCode.UNAVAILABLE, "the broker ended the stream")
+            await asyncio.sleep(0.02)
+            return await _first_delivery(channel, topic)
+        frame = read_frame(response)
+        if isinstance(frame, Columns):
+            check(all(_MARK in part for part in frame.parts), "a message that is not due was delivered")
+            call.cancel()
+            return time.monotonic()
+
+
+async def _subscription(channel: Any, topic: str) -> None:
+    admin: Any = admin_pb2_grpc.AdminServiceStub(channel)
+    await admin.CreateSubscription(
+        admin_pb2.CreateSubscriptionRequest(
+            topic=topic,
+            name="all",
+            type=consumer_pb2.SUBSCRIPTION_TYPE_SHARED,
+            initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST,
+        )
+    )
+
+
+def _names_on(shards: int) -> list[str]:
+    """Return a name of a topic for each shard."""
+    names = [f"bench-{number}" for number in range(100 * shards)]
+    return [next(name for name in names if shard_of(name, shards) == number) for number in range(shards)]
+
+
 async def _quiet(pids: list[int]) -> None:
     """Wait until processes have next to nothing to do."""
     while True:
@@ -116,12 +209,15 @@ async def _topic_on(front: Any, address: str) -> str:
     raise AssertionError("no topic fell onto a shard")
 
 
-def _requests(topic: str, count: int, batch: int) -> list[bytes]:
+def _requests(
+    topic: str, count: int, batch: int, *, delay_ms: tuple[int, int] = (3_600_000, 3_600_000)
+) -> list[bytes]:
     return [
         producer_pb2.ProduceRequest(
             topic=topic,
             messages=[
-                message_pb2.Message(payload=os.urandom(100), deliver_after_ms=3_600_000) for _ in range(batch)
+                message_pb2.Message(payload=os.urandom(100), deliver_after_ms=random.randint(*delay_ms))
+                for _ in range(batch)
             ],
             request_id=place,
         ).SerializeToString()

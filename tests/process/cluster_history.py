@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass
@@ -16,6 +17,7 @@ class Sent:
 
     due_ms: int
     """Before it no consumer may get it; the later of two while a move has no answer would be too strict, so the earlier."""
+    begun_s: float = 0.0
     is_answered: bool = False
     is_change_unknown: bool = False
     """A cancel of it got no answer: it may come, and may not."""
@@ -31,6 +33,14 @@ class Reader:
     confirmed: set[int] = field(default_factory=set)
 
 
+class Gap(NamedTuple):
+    """A time without an answer about a topic."""
+
+    seconds: float
+    topic: str
+    end_s: float
+
+
 @dataclass
 class History:
     """Notes of producers, consumers and those who change what waits; complaints gather in `violations`."""
@@ -39,20 +49,24 @@ class History:
     readers: dict[str, Reader] = field(default_factory=lambda: defaultdict(Reader))
     violations: list[str] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
-    answer_gaps_s: list[float] = field(default_factory=list)
+    longest_gap: Gap = Gap(0.0, "", 0.0)
+    longest_wait_s: float = 0.0
+    """Of a producer for the answer to one message."""
     _answered_at: dict[str, float] = field(default_factory=dict)
 
-    def begins(self, number: int, due_ms: int) -> None:
-        self.sent[number] = Sent(due_ms)
+    def begins(self, number: int, due_ms: int, now_s: float = 0.0) -> None:
+        self.sent[number] = Sent(due_ms, now_s)
 
     def answered(self, number: int, message_id: str, now_s: float, topic: str = "") -> None:
         """A produce was answered: the message is there for good, at one position of its topic."""
         self.sent[number].is_answered = True
+        self.longest_wait_s = max(self.longest_wait_s, now_s - self.sent[number].begun_s)
         place = f"{topic} {message_id}"
         if self.ids.setdefault(place, number) != number:
             self.violations.append(f"{place} was answered for {self.ids[place]} and for {number}")
         if topic in self._answered_at:
-            self.answer_gaps_s.append(now_s - self._answered_at[topic])
+            gap = Gap(now_s - self._answered_at[topic], topic, now_s)
+            self.longest_gap = max(self.longest_gap, gap)
         self._answered_at[topic] = now_s
 
     def moves(self, number: int, due_ms: int) -> None:
@@ -113,5 +127,7 @@ class History:
             "confirmed": {name: len(self.readers[name].confirmed) for name in subscriptions},
             "lost": {name: len(self.missing(name)) for name in subscriptions},
             "violations": len(self.violations),
-            "longest_gap_s": round(max(self.answer_gaps_s, default=0.0), 2),
+            "longest_gap_s": round(self.longest_gap.seconds, 2),
+            "longest_gap_of": self.longest_gap.topic,
+            "longest_wait_s": round(self.longest_wait_s, 2),
         }

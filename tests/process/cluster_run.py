@@ -1,12 +1,13 @@
-"""A run of three real nodes under load: their owner is killed, frozen and cut off in turn, and the clients' history judged.
+"""A run of real nodes under load: their owner is killed, frozen and cut off in turn, and the clients' history judged.
 
     python -m tests.process.cluster_run --minutes 60 --every 60
 
 The store is a real S3-compatible server (`tests/s3_server.py`), each node behind a proxy of its own that can be cut. With
 `--site file` it is a folder, which cannot be cut; with `--site namespaces` nodes, store and clients are in network
-namespaces of their own, which only root can make (`cluster_sites.py`). With `--faults kill freeze cut` no others are made.
-With `--shards 8` each node has a process for each of eight shards: in turn all processes of a node are killed or frozen, or
-that of one shard alone. It ends with the counts as JSON, and with status 1 if a promise was broken.
+namespaces of their own, which only root can make (`cluster_sites.py`). With `--faults kill freeze cut` no others are
+made; `--faults rolling` restarts all nodes in good order, one after the other. With `--shards 8` each node has a process
+for each of eight shards: in turn all processes of a node are killed or frozen, or that of one shard alone. It ends with
+the counts as JSON, and with status 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -31,18 +32,22 @@ import postdate
 from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.process.cluster_history import History
-from tests.process.cluster_sites import NODES, SITES, FileSite
+from tests.process.cluster_sites import SITES, FileSite
 from tests.process.test_shards import shard_processes
 from tests.s3_server import CREDENTIALS
 
 ROOT = Path(__file__).parents[2]
 PROCESS_KINDS = ("process", "frozen process")
 """Faults of one shard's process, where a node has several."""
+ROLLING = "rolling"
+"""A restart of all nodes, one after the other, each once the one before follows all shards again."""
 SUBSCRIPTIONS = ("billing", "audit")
 LEASE_MS = 4_000
 FAULT_LEASES = (2.75, 5.0)
 """Longer than standbys wait that rest, two leases and a half for the last in rank."""
 SETTLE_SECONDS = 60.0
+BUSY_SECONDS = 600.0
+"""For nodes to start and to follow, on a machine that is busy."""
 WAITING_MAX = 5_000
 """Messages without an answer: while nobody owns the shard they gather."""
 
@@ -88,6 +93,13 @@ class Member:
                 if self.process is not None and self.process.returncode is None:
                     self.process.kill()
                     await self.process.wait()
+
+    async def end(self) -> None:
+        """Have it stop in good order, and return once it has ended; it is started again."""
+        assert self.process is not None
+        process = self.process
+        process.terminate()
+        await process.wait()
 
     def send(self, number: int) -> None:
         """Signal the node, with the processes of its shards."""
@@ -143,7 +155,7 @@ class Load:
         self._number += 1
         number = self._number
         due_ms = now_ms() + self._rng.choice((0, 50, 500, 3_000, self._rng.randrange(1, 20_000)))
-        self.history.begins(number, due_ms)
+        self.history.begins(number, due_ms, time.monotonic())
         try:
             receipt = await producer.send(
                 b"%d" % number, deliver_at=moment(due_ms), schedule_key=f"order/{number}"
@@ -206,7 +218,7 @@ class Run:
         self.options = options
         self.folder = folder
         self.rng = random.Random(options.seed)
-        self.site: FileSite = SITES[options.site](folder, self.rng)
+        self.site: FileSite = SITES[options.site](folder, self.rng, "abc"[: options.nodes])
         self.addresses = self.site.addresses
         self.shards: int = options.shards
         self.kinds = options.faults or self.site.kinds + (PROCESS_KINDS if self.shards > 1 else ())
@@ -229,7 +241,7 @@ class Run:
             await self._make_members(stack)
             lives = [asyncio.create_task(member.live()) for member in self.members.values()]
             stack.push_async_callback(cancel, lives)
-            await self._wait_owners(120)
+            await self._wait_owners(BUSY_SECONDS)
             consumers = [
                 asyncio.create_task(self.load.consume(topic, name))
                 for topic in self.load.topics
@@ -260,7 +272,7 @@ class Run:
         )  # fmt: skip
         assert await created.wait() == 0
         nodes = ",".join(f"{name}={address}" for name, address in self.addresses.items())
-        for name in NODES:
+        for name in self.site.names:
             settings = {
                 "cluster_store": self.site.stores[name],
                 "cluster_nodes": nodes,
@@ -301,7 +313,10 @@ class Run:
     async def _fault(self) -> None:
         """Do to an owner what is next in turn, and wait for another one, or for whoever is left."""
         kind = self.kinds[sum(self.faults.values()) % len(self.kinds)]
-        await self._wait_owners(60)
+        await self._wait_owners(BUSY_SECONDS)
+        if kind == ROLLING:
+            await self._roll()
+            return
         shard = self.rng.randrange(self.shards)
         before, epochs = dict(self.owners), self.epochs
         member = self.members[before[shard][1]]
@@ -332,6 +347,34 @@ class Run:
             f"within {time.monotonic() - begun:.1f} s; {json.dumps(self.load.history.facts(SUBSCRIPTIONS))}",
             flush=True,
         )
+
+    async def _roll(self) -> None:
+        """Restart all nodes in good order, one after the other."""
+        begun, epochs = time.monotonic(), self.epochs
+        for name, member in self.members.items():
+            async with asyncio.timeout(BUSY_SECONDS):
+                await member.end()
+                while not await self._follows(name):
+                    await asyncio.sleep(0.2)
+            await self._wait_owners(BUSY_SECONDS)
+        self.faults[ROLLING] += 1
+        print(
+            f"all nodes restarted: {self.epochs - epochs} shards handed over or taken, in {time.monotonic() - begun:.1f} s; "
+            f"{json.dumps(self.load.history.facts(SUBSCRIPTIONS))}",
+            flush=True,
+        )
+
+    async def _follows(self, name: str) -> bool:
+        """Tell whether a node owns or closely follows each shard, by what it says itself."""
+        async with grpc.aio.insecure_channel(self.addresses[name]) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                cluster = await stub.GetCluster(
+                    admin_pb2.GetClusterRequest(), timeout=2, metadata=[("postdate-direct", "1")]
+                )
+                own = [each for shard in cluster.shards for each in shard.progress if each.node == name]
+                return len(own) == self.shards and all(each.behind_ms < 1_000 for each in own)
+        return False
 
     async def _settle(self) -> None:
         """Wait until all that was answered has come."""
@@ -387,6 +430,7 @@ def main() -> int:
         "--faults", nargs="+", help="kinds of faults, in turn; all of the site if none is named"
     )
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--nodes", type=int, choices=(2, 3), default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keeps data and logs; a temporary one is removed")
     options = parser.parse_args()

@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from benchmarks.processes import free_ports
 from tests.process.namespaces import Network
 from tests.s3_server import need_server, s3_server, store_url
 
-NODES = ("a", "b", "c")
 PREFIX = "run"
 PORT = 7650
 Signal = Callable[[signal.Signals], None]
@@ -36,10 +35,12 @@ class FileSite:
     """Faults that cost an owner its shard, if they last."""
     kinds: tuple[str, ...] = ("kill", "freeze", "disk")
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
+    def __init__(self, folder: Path, rng: random.Random, names: Sequence[str]) -> None:
         self.folder = folder
         self.rng = rng
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NODES, free_ports(3), strict=True)}
+        self.names = tuple(names)
+        ports = free_ports(len(self.names))
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(self.names, ports, strict=True)}
         self.stores: dict[str, str] = {}
         self.create_url = ""
 
@@ -48,7 +49,7 @@ class FileSite:
         """Have the store there, and what lies between it and the nodes."""
         (self.folder / "store").mkdir()
         self.create_url = f"file://{self.folder / 'store'}"
-        self.stores = dict.fromkeys(NODES, self.create_url)
+        self.stores = dict.fromkeys(self.names, self.create_url)
         yield
 
     def command(self, name: str) -> tuple[str, ...]:
@@ -86,8 +87,8 @@ class ProxySite(FileSite):
     takes_owner = FileSite.takes_owner | {"cut"}
     kinds = (*FileSite.kinds, "cut")
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
-        super().__init__(folder, rng)
+    def __init__(self, folder: Path, rng: random.Random, names: Sequence[str]) -> None:
+        super().__init__(folder, rng, names)
         self._proxies: dict[str, Proxy] = {}
 
     @asynccontextmanager
@@ -95,7 +96,7 @@ class ProxySite(FileSite):
         async with AsyncExitStack() as stack:
             port = await stack.enter_async_context(s3_server(need_server(), self.folder / "s3"))
             self.create_url = store_url(port, PREFIX)
-            for name in NODES:
+            for name in self.names:
                 self._proxies[name] = proxy = Proxy(port)
                 self.stores[name] = store_url(await stack.enter_async_context(proxy.listening()), PREFIX)
             yield
@@ -128,17 +129,17 @@ class NamespaceSite(FileSite):
     takes_owner = FileSite.takes_owner | {"cut", "mute", "deaf", "island"}
     kinds = (*FileSite.kinds, "cut", "mute", "deaf", "island", "unheard", "slow", "store")
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
-        super().__init__(folder, rng)
-        self._network = Network((*NODES, "store"), "clients", rng)
-        self.addresses = {name: f"{self._network.address(name)}:{PORT}" for name in NODES}
+    def __init__(self, folder: Path, rng: random.Random, names: Sequence[str]) -> None:
+        super().__init__(folder, rng, names)
+        self._network = Network((*self.names, "store"), "clients", rng)
+        self.addresses = {name: f"{self._network.address(name)}:{PORT}" for name in self.names}
         self._store = AsyncExitStack()
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
         host = self._network.address("store")
         self.create_url = store_url(PORT, PREFIX, host)
-        self.stores = dict.fromkeys(NODES, self.create_url)
+        self.stores = dict.fromkeys(self.names, self.create_url)
         async with self._network.up():
             await self._start_store()
             try:

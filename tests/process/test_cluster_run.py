@@ -21,7 +21,7 @@ async def test_no_promise_is_broken_whatever_becomes_of_the_owner(tmp_path: Path
     if site == "namespaces":
         need_namespaces()
     options = argparse.Namespace(
-        minutes=10, every=30, rate=200, site=site, seed=DAY, shards=shards, faults=None
+        minutes=10, every=30, rate=200, site=site, seed=DAY, shards=shards, nodes=3, faults=None
     )
     run = Run(options, tmp_path)
     assert await run.go()

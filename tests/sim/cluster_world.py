@@ -1,5 +1,6 @@
-"""Three whole brokers of one shard, on one loop: processes, disks and clocks of their own, one store that delays and
-loses, and clients whose histories are judged as they come.
+"""Three whole brokers of a shard, on one loop: processes, disks and clocks of their own, one store that delays and
+loses, and clients whose histories are judged as they come. Of several shards each is a world of its own on machines and a
+store that all share (`Machines`): what becomes of a machine becomes of its processes of all shards.
 
 Each node seeds itself, follows, takes over, makes bases and serves, as `broker/node` does, through the handlers of the
 API. Meanwhile processes are frozen and woken, killed, and stopped in good order; disks lose what was not synced, or
@@ -12,38 +13,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from google.rpc import status_pb2
 
 from broker.cluster.base_store import BaseStore
+from broker.cluster.creation import encode_first
 from broker.cluster.follower import CutOff, TakenOver
-from broker.cluster.group_head import blank
+from broker.cluster.group_head import Shard, blank
+from broker.cluster.group_objects import entry_name
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Fenced
-from broker.model import Position
+from broker.model import CANCELLED_MS, Position
+from broker.node.placement import rank_nodes
 from broker.node.shard_bases import ShardBases, needs_seed
 from broker.rpc import admin, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_store import SimBucket, SimStore
+from broker.topic_shards import TopicShard, shard_of
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
-from tests.crash.history import observe
+from tests.crash.history import Model, StoredMessage, observe
 from tests.depth import at_depth
-from tests.harness import DATA_DIR, small_config
+from tests.harness import DATA_DIR, Node, small_config
 from tests.sim.processes import Process, ProcessLoop
 from tests.sim.shard_brokers import SHARD, LeaseSimClock, ShardBroker, make_bucket
 from tests.sim.shard_states import ShardStates
 from tests.unit.rpc.call_world import Edge, Refused
 
 NAMES = "abc"
-TOPIC, SUBSCRIPTION = "orders", "all"
+SUBSCRIPTION = "all"
 DAY_MS = 86_400_000
 ANSWER_SECONDS = 4.0
 CONFIGS = [
@@ -141,9 +147,9 @@ class ClusterNode:
 
     def __init__(self, world: ClusterWorld, name: str) -> None:
         self.name = name
-        self.rank = NAMES.index(name)
+        self.rank = world.ranks.index(name)
         self.world = world
-        self.clock = NodeClock(world.loop, world.rng)
+        self.clock = world.machines.clocks[name]
         self.store = SimStore(world.bucket)
         self.vfs = MemVfs()
         self.process = Process(world.loop)
@@ -184,6 +190,12 @@ class ClusterNode:
         # By its supervisor, which lives on when it ends by itself.
         self.world.loop.call_later(self.world.rng.uniform(0.1, 3), self.start, context=Context())
 
+    def freeze(self, seconds: float) -> None:
+        """Have the process do nothing for so long."""
+        process = self.process
+        process.freeze()
+        self.world.loop.call_later(seconds, process.wake)
+
     async def _run(self) -> None:
         """One process, from its start to its end; then the next one, as a supervisor would have it."""
         try:
@@ -200,7 +212,8 @@ class ClusterNode:
 
     async def _live(self) -> None:
         world = self.world
-        threads = [cast("Executor", f"{self.name}{self._lives} {number}") for number in range(5)]
+        shard = world.shard.number
+        threads = [cast("Executor", f"{self.name}{shard} {self._lives} {number}") for number in range(5)]
         bases = self._bases()
         await self._seed(bases)
         broker = self.broker = ShardBroker(
@@ -208,11 +221,12 @@ class ClusterNode:
             world.loop,
             self.name,
             self.vfs,
-            CONFIGS[self.rank],
+            replace(CONFIGS[NAMES.index(self.name)], topic_shard=TopicShard(shard, world.shard.shards)),
             store=self.store,
             clock=self.clock,
             executors=threads,
             bases=bases,
+            shard=world.shard,
             watch=world.states.watch,
         )
         following = await broker.follow(self.rank)
@@ -244,8 +258,9 @@ class ClusterNode:
             world.count["fenced"] += 1
 
     def _bases(self) -> ShardBases:
-        store = BaseStore(ShardStore(self.store, SHARD.number), self.clock)
-        return ShardBases(store, SHARD, self.vfs, self.clock, self.name, interval_ms=BASE_INTERVAL_MS)
+        shard = self.world.shard
+        store = BaseStore(ShardStore(self.store, shard.number), self.clock)
+        return ShardBases(store, shard, self.vfs, self.clock, self.name, interval_ms=BASE_INTERVAL_MS)
 
     def _keep(self, bases: ShardBases, broker: ShardBroker, *, patience: float) -> None:
         work = bases.keep(broker.node.broker, broker.log, patience=patience)
@@ -302,13 +317,69 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-class ClusterWorld:
-    """Nodes, bucket, clients and what was promised to them."""
+class Machines:
+    """What all shards share: the store, and on each machine a clock; and the trouble of whole machines."""
 
-    def __init__(self, loop: ProcessLoop, seed: int) -> None:
+    def __init__(self, loop: ProcessLoop, seed: int, shards: int = 1) -> None:
         self.loop = loop
-        self.rng = random.Random(f"{seed}/world")
+        self.rng = random.Random(f"{seed}/machines")
         self.bucket: SimBucket = make_bucket(seed)
+        self.clocks = {name: NodeClock(loop, self.rng) for name in NAMES}
+        self.worlds: list[ClusterWorld] = []
+        for number in range(shards):
+            shard = Shard(SHARD.cluster, number, shards)
+            self.bucket.objects[entry_name(number, 1)] = encode_first(shard)
+            self.worlds.append(ClusterWorld(self, f"{seed}/{number}", shard))
+
+    @property
+    def errors(self) -> list[str]:
+        return [f"shard {world.shard.number}: {error}" for world in self.worlds for error in world.errors]
+
+    @property
+    def count(self) -> Counter[str]:
+        return sum((world.count for world in self.worlds), Counter())
+
+    async def run(self, seconds: float) -> None:
+        """All worlds at the same time; with several shards machines are in trouble besides."""
+        async with asyncio.TaskGroup() as group:
+            for world in self.worlds:
+                group.create_task(world.run(seconds))
+            if len(self.worlds) > 1:
+                group.create_task(self._trouble(seconds))
+
+    async def _trouble(self, seconds: float) -> None:
+        end = self.loop.time() + seconds
+        while (left := end - self.loop.time()) > 0 and not self.errors:
+            name, rng = self.rng.choice(NAMES), self.rng
+            nodes = [node for world in self.worlds for node in world.nodes if node.name == name]
+            kind = rng.choice(["killed", "lost disk", "frozen", "cut off"])
+            policy, seconds_frozen = rng.choice(list(CrashPolicy)[:3]), rng.uniform(0.5, 15)
+            for node in nodes:
+                node.world.count_trouble(f"machine {kind}", node)
+                match kind:
+                    case "killed":
+                        node.kill(policy)
+                    case "lost disk":
+                        node.kill(None)
+                    case "frozen":
+                        node.freeze(seconds_frozen)
+                    case _:
+                        node.store.is_cut = True
+            await asyncio.sleep(min(left, rng.uniform(5, 20)))
+
+
+class ClusterWorld:
+    """Nodes of a shard, clients and what was promised to them."""
+
+    def __init__(self, machines: Machines, seed: str, shard: Shard) -> None:
+        self.machines = machines
+        self.shard = shard
+        names = (f"orders{number}" for number in itertools.count())
+        self.topic = next(name for name in names if shard_of(name, shard.shards) == shard.number)
+        self.ranks = rank_nodes(shard, NAMES)
+        self.loop = machines.loop
+        self.rng = random.Random(f"{seed}/world")
+        self.bucket = machines.bucket
         self.count: Counter[str] = Counter()
         self.errors: list[str] = []
         self.sent: dict[int, Sent] = {}
@@ -369,7 +440,7 @@ class ClusterWorld:
         self._taken.append(taken)
 
     async def _create(self) -> None:
-        request = admin_pb2.CreateSubscriptionRequest(topic=TOPIC, name=SUBSCRIPTION, initial_position=2)
+        request = admin_pb2.CreateSubscriptionRequest(topic=self.topic, name=SUBSCRIPTION, initial_position=2)
         while await self._ask("CreateSubscription", request) is None:
             await asyncio.sleep(0.5)
 
@@ -380,23 +451,21 @@ class ClusterWorld:
             node = rng.choice(serving)
         match rng.randrange(9):
             case 0:
-                self._count_trouble("killed", node)
+                self.count_trouble("killed", node)
                 node.kill(rng.choice([CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.TORN]))
             case 1 if rng.random() < 0.5:
-                self._count_trouble("lost disk", node)
+                self.count_trouble("lost disk", node)
                 node.kill(None)
             case 2 | 3:
-                self._count_trouble("frozen", node)
-                process = node.process
-                process.freeze()
-                self.loop.call_later(rng.uniform(0.5, 15), process.wake)
+                self.count_trouble("frozen", node)
+                node.freeze(rng.uniform(0.5, 15))
             case 4:
-                self._count_trouble("cut off", node)
+                self.count_trouble("cut off", node)
                 node.store.is_cut = not node.store.is_cut
             case 5:
                 self.bucket.is_sound = not self.bucket.is_sound
             case 6:
-                self._count_trouble("clock stepped", node)
+                self.count_trouble("clock stepped", node)
                 node.clock.step(rng.choice([-3_000, -500, 500, 3_000]))
             case 7 if node.serves and rng.random() < 0.5:
                 node.resigns_to = rng.choice(NAMES)
@@ -404,7 +473,7 @@ class ClusterWorld:
                 for other in self.nodes:
                     other.store.is_cut = False
 
-    def _count_trouble(self, kind: str, node: ClusterNode) -> None:
+    def count_trouble(self, kind: str, node: ClusterNode) -> None:
         self.count[kind] += 1
         self.count[f"{kind}, owner"] += node.serves
 
@@ -440,7 +509,7 @@ class ClusterWorld:
                 batch.append(Sent(number, delay_ms))
                 self.sent[number] = batch[-1]
             request = producer_pb2.ProduceRequest(
-                topic=TOPIC,
+                topic=self.topic,
                 producer_name=f"p{client}",
                 messages=[
                     message_pb2.Message(
@@ -467,7 +536,7 @@ class ClusterWorld:
                 each.cancel_asks += 1
             selector = schedule_pb2.Selector(entries=_sets(chosen))
             await self._ask(
-                "CancelScheduled", schedule_pb2.CancelScheduledRequest(topic=TOPIC, selector=selector)
+                "CancelScheduled", schedule_pb2.CancelScheduledRequest(topic=self.topic, selector=selector)
             )
 
     async def _look(self) -> None:
@@ -479,7 +548,7 @@ class ClusterWorld:
             gone = sum(each.cancelled is not None for each in far)
             bounds = _Bounds(least, gone)
             due = schedule_pb2.TimeRange(start_ms=self.nodes[0].clock.now_ms() + DAY_MS // 2)
-            request = schedule_pb2.CountScheduledRequest(topics=[TOPIC], due=due)
+            request = schedule_pb2.CountScheduledRequest(topics=[self.topic], due=due)
             self._bounds[id(request)] = bounds
             await self._ask("CountScheduled", request)
             del self._bounds[id(request)]
@@ -494,7 +563,7 @@ class ClusterWorld:
             node = self.rng.choice(serving)
             edge = WorldEdge(self, node)
             opening = consumer_pb2.SubscribeRequest()
-            opening.open.topic, opening.open.subscription = TOPIC, SUBSCRIPTION
+            opening.open.topic, opening.open.subscription = self.topic, SUBSCRIPTION
             opening.open.permits.messages = 20
             edge.requests.put_nowait(opening.SerializeToString())
             stream = node.subscribe(edge)
@@ -657,7 +726,7 @@ class ClusterWorld:
         far = [each for each in self.sent.values() if each.is_far and each.answered is not None]
         for sent in far:
             assert sent.position is not None
-            request = schedule_pb2.GetScheduledRequest(topic=TOPIC)
+            request = schedule_pb2.GetScheduledRequest(topic=self.topic)
             request.id.ledger_id, request.id.entry_id = sent.position
             is_there = await self._ask("GetScheduled", request, of=owner) is not None
             if is_there and sent.cancelled is not None:
@@ -672,7 +741,9 @@ class ClusterWorld:
             await asyncio.sleep(LATE_SECONDS)
             lsn = owner.durable_lsn
             if lsn and all(node.durable_lsn >= lsn for node in self.nodes):
-                states = [await observe(node.broker.node) for node in self.nodes if node.broker is not None]
+                states = [
+                    await _common_state(node.broker.node) for node in self.nodes if node.broker is not None
+                ]
                 if all(state == states[0] for state in states):
                     return
         self.fail(f"the nodes have states of their own, at {[node.durable_lsn for node in self.nodes]}")
@@ -684,6 +755,16 @@ class _Bounds:
 
     least: int
     gone: int
+
+
+async def _common_state(node: Node) -> Model:
+    """Return the state that all nodes have. Of a cancelled message that is its place: each node rewrites its own files."""
+    model = await observe(node)
+    for topic in model.values():
+        for position, message in topic.messages.items():
+            if message.deliver_at_ms == CANCELLED_MS:
+                topic.messages[position] = StoredMessage(b"", CANCELLED_MS, 0, 0, message.revision)
+    return model
 
 
 async def _end(clients: Sequence[asyncio.Task[None]]) -> None:

@@ -128,7 +128,8 @@ class Owner:
         if not self.is_watched or self._host.is_closed or loop.time() < self._looked_at + _LOOK_S:
             return
         self._looked_at = loop.time()
-        if await self.routes.has_moved(self.connection.address) and not self._host.is_closed:
+        here = self.connection
+        if await self.routes.has_moved(here.address, here.epoch) and not self._host.is_closed:
             self._in_doubt = True
             with suppress(PostdateError):
                 await asyncio.shield(self._begin_finding())

@@ -78,8 +78,11 @@ class Routes:
                 task.cancel()
             await asyncio.wait(asking)
 
-    async def has_moved(self, owner: str) -> bool:
-        """Ask one node that is not the owner, another one each time, whether there is an owner of a higher epoch."""
+    async def has_moved(self, owner: str, epoch: int) -> bool:
+        """Ask one node that is not the owner, another one each time, whether there is an owner of a higher epoch.
+
+        `epoch` is that of the owner: a higher one may have been heard of, without its owner.
+        """
         others = [address for address in self.addresses if address != owner]
         if not others:
             return False
@@ -88,7 +91,7 @@ class Routes:
             route = await self._ask_node(others[self._next % len(others)])
         except PostdateError:
             return False
-        return bool(route.address) and route.epoch > self.epoch
+        return self._is_usable(route) and route.epoch > epoch
 
     async def _choose(self, asking: set[asyncio.Task[Route]], learns_nodes: bool) -> Route:
         best: Route | None = None

@@ -79,7 +79,7 @@ async def test_once_a_cluster_was_seen_another_one_is_not_believed(caplog: pytes
     answers["b"] = view("b", "b", 7, "another")
     for _ in range(3):
         assert await find(found) == ("a", 3)
-    assert not any([await found.has_moved("a") for _ in range(3)])
+    assert not any([await found.has_moved("a", 3) for _ in range(3)])
     assert [record.getMessage() for record in caplog.records] == [
         "b is of cluster another, and this client has seen an owner of cluster c: it is not believed"
     ]
@@ -134,6 +134,19 @@ async def test_others_are_asked_in_turn_for_a_later_owner():
     answers = {"a": view("a", "a", 3), "b": view("b", "a", 3), "c": view("c", "a", 3)}
     found = routes(answers)
     await find(found)
-    assert not any([await found.has_moved("a") for _ in range(2)])
+    assert not any([await found.has_moved("a", 3) for _ in range(2)])
     answers["b"] = view("b", "b", 4)
-    assert sorted([await found.has_moved("a") for _ in range(2)]) == [False, True]
+    assert sorted([await found.has_moved("a", 3) for _ in range(2)]) == [False, True]
+
+
+async def test_an_owner_is_left_for_one_whose_epoch_was_heard_of_before_its_name():
+    """Of a take-over others hear first that there is one; whoever still waits for the former owner asks again."""
+    answers: Answers = {"a": None, "b": view("b", "", 4), "c": view("c", "", 4)}
+    found = routes(answers)
+    found.learn(("a", "b", "c"), 3)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await found.find()
+    assert found.epoch == 4
+    answers |= {"b": view("b", "b", 4), "c": view("c", "b", 4)}
+    assert await found.has_moved("a", 3)
