@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
@@ -105,7 +105,7 @@ class Broker:
         self._log_path = self._folder / "broker.log"
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         self.start()
         try:
             self.wait_ready()
