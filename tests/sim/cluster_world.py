@@ -318,7 +318,7 @@ ANSWERS: dict[str, Any] = {
 
 
 class Machines:
-    """What all shards share: the store, and on each machine a clock; and the trouble of whole machines."""
+    """Store and clocks of machines, which all shards share, and the trouble of whole machines."""
 
     def __init__(self, loop: ProcessLoop, seed: int, shards: int = 1) -> None:
         self.loop = loop
