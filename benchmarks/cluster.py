@@ -175,7 +175,7 @@ def cluster_seed(setup: Setup) -> Figures:
             time.sleep(0.5)
         fresh.start()
         fresh.wait_ready()
-        begin, seeding = fresh.logged("The folder is made from a base")
+        begin, seeding = fresh.logged("Building the data directory from a base")
         end, _ = fresh.logged("Following")
     size = int(re.findall(r" bytes=(\d+)", seeding)[0])
     seconds = (end - begin).total_seconds()

@@ -155,7 +155,7 @@ def _run(serving: Coroutine[Any, Any, int]) -> int:
 @main.command()
 @click.argument("path")
 def dump(path: str) -> None:
-    """Print any file of a data directory as JSON lines; a damaged one ends in a line "error" and exit code 1."""
+    """Print a file of a data directory as JSON lines. If it is damaged, the last line is "error"; exit code 1."""
     from broker.storage.dump import dump_file  # noqa: PLC0415
 
     error = ""
@@ -177,10 +177,10 @@ def dump(path: str) -> None:
 def verify(data_dir: str, output: str) -> None:
     """Check every file of a stopped broker's data directory, or of a backup: manifests, journal, ledgers, cursors.
 
-    Of a broker with several shards each is checked, and what is reported begins with the shard. A backup in an object
-    store is named by its URL, as for `audit`.
+    If the broker has several shards, all of them are checked, and each line of the report begins with the shard.
+    DATA_DIR may also be the URL of a backup in an object store, as for `audit`.
 
-    Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
+    Exit code 0: no problems; 2: problems found; 1: the check could not be made.
     """
     from broker.cluster.base_vfs import pin_base  # noqa: PLC0415
     from broker.jobs.folder import reading_vfs  # noqa: PLC0415
@@ -254,14 +254,14 @@ class _AuditCommand(click.Command):
 @click.option("--pushgateway", metavar="URL", help="URL of a Prometheus Pushgateway for the metrics.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def audit(**options: Any) -> None:
-    """Prove that the delayed index of FOLDER, a backup or a stopped broker's data, is what the log says.
+    """Check the delayed index against the log, in a backup or in the data directory of a stopped broker.
 
-    Of a broker with several shards all are audited, in one report.
-    A backup in an object store is read where it lies: s3://bucket/prefix#NAME, or s3://bucket/prefix for the newest.
+    FOLDER may also be the URL of a backup in an object store: s3://bucket/prefix#NAME, or s3://bucket/prefix for the
+    newest one. It is read in place. If the broker has several shards, one report covers all of them.
 
     \b
-    Exit code 0: clean; 1: warnings only; 2: something is wrong; 3: not everything could be checked;
-    4: a broker or another run is at work there; 64: wrong options. Progress goes to standard error.
+    Exit code 0: clean; 1: warnings only; 2: errors found; 3: not everything could be checked;
+    4: a broker or another job uses the folder; 64: wrong options. Progress is written to standard error.
     """
     from broker.jobs.command import AuditOptions, audit_command  # noqa: PLC0415 - only this command needs it
 
@@ -350,11 +350,11 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Maximum amount of data read per run, in GiB.",
 )
 def compact(connection: Settings, **options: Any) -> None:
-    """Free the disk of what was delivered: rewrite ledgers of which little is live, merge small buckets.
+    """Free disk space: rewrite ledgers that contain few live messages, and merge small buckets.
 
     \b
-    Exit code 0: done, or nothing to do; 1: something was refused or failed, the rest was done; 3: nothing could be
-    done; 4: a broker uses the folder, or another compaction is under way.
+    Exit code 0: done, or nothing to do; 1: partly done, some parts were refused or failed; 3: nothing could be done;
+    4: a broker uses the folder, or another compaction is under way.
     """
     # Before gRPC is imported, or it writes a warning when Spark starts its JVM.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -368,12 +368,12 @@ def compact(connection: Settings, **options: Any) -> None:
 
 @main.group()
 def backup() -> None:
-    """Make, list and delete backups, through a running broker and on its machine, or in an object store.
+    """Make, list and delete backups, on the machine of a running broker or in an object store.
 
     \b
     STORE is the URL of an object store: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix,
     file:///folder. For servers compatible with S3: s3://bucket/prefix?endpoint=http://host:9000.
-    Credentials come from the environment, by the names that the tools of the provider use.
+    Credentials are read from the environment variables that the tools of the provider use.
     """
 
 
@@ -396,10 +396,10 @@ def backup() -> None:
 def create_backup(connection: Settings, store: str, label: str, keep: int, keep_days: int) -> None:
     """Make a backup and print its folder; LABEL becomes a part of its name.
 
-    With STORE, upload what is not there yet and print the URL of the backup. The folder on this machine is deleted
-    after that, and stays if the upload fails. The two newest backups in STORE are always kept.
+    With STORE, upload the data that STORE does not contain yet, and print the URL of the backup. After the upload the
+    folder on this machine is deleted; if the upload fails, it is kept. The two newest backups in STORE are always kept.
 
-    With several shards STORE is refused: each part of the backup is uploaded by itself.
+    STORE is refused if the broker has several shards: upload the part of each shard with `backup upload`.
     """
     if not is_store_url(store):
         if label or keep or keep_days:
@@ -431,11 +431,10 @@ def _refuse_shards(connection: Settings, store: str) -> None:
     if shards == 1:
         return
     raise click.ClickException(
-        f"The broker has {shards} shards, and an object store takes the backup of one at a time. Nothing was made. "
-        "Make the backup on this machine, `postdate-broker backup create`, and upload the part of each shard to a "
-        "place of its own: "
-        f"`postdate-broker backup upload {_below(store, 'shard-0000')} FOLDER/shard-0000`, and so on to "
-        f"shard-{shards - 1:04}"
+        f"The broker has {shards} shards, and an object store takes the backup of one shard at a time. No backup "
+        "was made. Make one on this machine with `postdate-broker backup create`, then upload the part of each "
+        f"shard to a prefix of its own: `postdate-broker backup upload {_below(store, 'shard-0000')} "
+        f"FOLDER/shard-0000`, and so on to shard-{shards - 1:04}"
     )
 
 
@@ -449,7 +448,7 @@ def _below(store: str, name: str) -> str:
 @click.argument("store")
 @click.argument("folder")
 def upload_folder(store: str, folder: str) -> None:
-    """Upload FOLDER, a backup that is there already, and print the URL of the backup in STORE. No broker need run."""
+    """Upload FOLDER, an existing backup, and print the URL of the backup in STORE. No broker has to run."""
     _upload(_open_bases(store), store, folder)
 
 
@@ -461,7 +460,7 @@ def upload_folder(store: str, folder: str) -> None:
 )
 @click.argument("store", default="")
 def list_backups(connection: Settings, output: str, limit: int | None, store: str) -> None:
-    """List backups, the oldest first: those of a running broker, or all in STORE."""
+    """List backups, oldest first: those of a running broker, or all in STORE."""
     if store:
         _list_bases(store, output, limit)
         return
@@ -495,7 +494,7 @@ def _list_bases(store: str, output: str, limit: int | None) -> None:
 @_with_connection
 @click.argument("name")
 def delete_backup(connection: Settings, name: str) -> None:
-    """Delete the backup NAME; in an object store, its URL with its name, as `list` prints it."""
+    """Delete backup NAME; for a backup in an object store, NAME is its URL, as `backup list STORE` prints it."""
     if is_store_url(name):
         store, _, base_name = name.partition("#")
         if not base_name:
@@ -529,7 +528,7 @@ def _open_bases(store: str) -> BaseStore:
     from broker.runtime.clock import SystemClock  # noqa: PLC0415
 
     if store.startswith("memory:"):  # gone with this process, and the folder of the backup with it
-        raise click.UsageError("memory:// keeps nothing: it is for tests")
+        raise click.UsageError("memory:// is for tests only: it stores nothing")
     try:
         return BaseStore(open_store(store, ATTEMPT), SystemClock())
     except ConfigError as error:
@@ -552,7 +551,9 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
     async def work() -> Base:
         vfs = LocalVfs()
         if not vfs.exists(folder):
-            raise NotFound(f"{folder} is not on this machine: run this where the broker runs")
+            raise NotFound(
+                f"{folder} does not exist on this machine: run this command on the broker's machine"
+            )
         length = max(read_marker(vfs, folder.rstrip("/")).bytes, 1)
         with click.progressbar(length=length, label="Uploading", file=sys.stderr) as bar:
             return await upload_backup(bases, vfs, folder, tell=bar.update)
@@ -565,7 +566,10 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
 @main.command()
 @click.argument("backup", metavar="BACKUP")
 @click.option(
-    "--data-dir", required=True, metavar="FOLDER", help="Where to: a folder that is empty or not there."
+    "--data-dir",
+    required=True,
+    metavar="FOLDER",
+    help="Data directory to make: an empty folder, or one that does not exist.",
 )
 @click.option(
     "--to",
@@ -577,17 +581,17 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
     "--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the cluster, with --to."
 )
 def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
-    """Make a data directory from a backup. The backup stays as it is; no broker need run.
+    """Make a data directory from a backup. The backup is not changed, and no broker has to run.
 
-    BACKUP is the folder of one, its URL in an object store, such as s3://bucket/prefix#NAME, or the URL of the store,
-    such as s3://bucket/prefix, which means the newest backup there.
+    BACKUP is the folder of a backup, its URL in an object store, such as s3://bucket/prefix#NAME, or the URL of the
+    store, such as s3://bucket/prefix, for the newest backup in it.
 
-    With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, with what its log holds
-    up to TIME; a broker without a cluster starts from that. Other stores keep no log, only backups.
+    With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, and then its log up to
+    TIME. The result is for a broker without a cluster. Stores without a cluster contain no log, only backups.
 
-    A backup of a broker with several shards is restored as a whole, for as many shards.
+    A backup of several shards is restored as a whole, for the same number of shards.
 
-    What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
+    Messages acknowledged after the backup are delivered again. Messages produced after the backup are missing.
     """
     try:
         if to is not None:
@@ -598,26 +602,24 @@ def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
         raise click.ClickException(error.message) from error
     except OSError as error:
         raise click.ClickException(f"The backup cannot be restored: {error}") from error
-    click.echo(f"{data_dir} holds {held}")
+    click.echo(f"{data_dir} contains {held}")
 
 
 @main.command()
 @click.argument("data_dir")
-@click.option(
-    "--shards", type=click.IntRange(1, SHARDS_MAX), required=True, help="Number of shards there are to be."
-)
+@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), required=True, help="New number of shards.")
 @click.option(
     "--to",
     metavar="FOLDER",
-    help="Folder to make, empty or not there; DATA_DIR stays as it is.  [default: DATA_DIR]",
+    help="Write the result to this new or empty folder and do not change DATA_DIR.  [default: DATA_DIR]",
 )
 def reshard(data_dir: str, shards: int, to: str | None) -> None:
-    """Spread the topics of a stopped broker's data directory over another number of shards; 1: none.
+    """Distribute the topics of a stopped broker's data directory over another number of shards.
 
-    Messages are not copied: files that never change get second names. A topic's last ledger, and what is small, is
-    copied. A crash leaves the directory as it was, or as it is to be.
+    Files that never change are hard-linked; only the last ledger of each topic and small files are copied. With --to on
+    another file system, all files are copied. A crash leaves the directory with the old or the new number of shards.
 
-    With --to on another file system all is copied. A broker on each of the two folders would deliver everything twice.
+    Do not start a broker on each of the two folders: every message would be delivered twice.
     """
     from broker.jobs.reshard import reshard_folder  # noqa: PLC0415
 
@@ -699,15 +701,15 @@ def _restore_point(url: str, data_dir: str, to_ms: int, shard: int) -> str:
     from broker.folder.point_in_time import restore_point  # noqa: PLC0415
 
     if not is_store_url(url):
-        raise click.UsageError(f"--to needs the URL of a cluster: {url} is a folder, which keeps no log")
+        raise click.UsageError(f"--to requires the URL of a cluster: {url} is a folder, which has no log")
     if "#" in url:
-        raise click.UsageError("--to chooses the base itself: leave out what stands behind #")
+        raise click.UsageError("--to selects the base: omit the part after #")
     try:
         store = open_store(url, ATTEMPT)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     work = restore_point(store, shard, to_ms, LocalVfs(), data_dir, str(uuid.uuid4()), url=url)
-    return f"{data_dir} holds {asyncio.run(work)}: start a broker on it"
+    return f"{data_dir} contains {asyncio.run(work)}: start a broker on it"
 
 
 def _restore_bar(byte_count: int) -> Any:
@@ -720,19 +722,19 @@ _MOVE_LOOK_SECONDS = 0.2
 
 @main.group()
 def cluster() -> None:
-    """Make a cluster in an object store, see it, and move its shards. Experimental: see docs/clusters.md."""
+    """Create and show a cluster in an object store, and move its shards. Experimental: see docs/clusters.md."""
 
 
 @cluster.command("check-store")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
 def check_store(urls: tuple[str, ...]) -> None:
-    """Check that the create-if-absent of an object store is atomic. More than one URL: endpoints of one store.
+    """Check that an object store creates objects atomically. Several URLs name the endpoints of one store.
 
     \b
     postdate-broker cluster check-store 's3://bucket/prefix?endpoint=http://store:9000'
 
-    It creates some 13,000 small objects below probe/, many clients for each name, cuts connections, and removes them.
-    Exit code 0: passed; 2: the store failed; 1: it could not be used.
+    The check sends about 13,000 create requests below probe/, with many clients for each name, breaks connections, and
+    removes the objects. Exit code 0: passed; 2: failed; 1: the store could not be used.
     """
     from broker.cluster.command import check_store_command  # noqa: PLC0415
 
@@ -746,20 +748,20 @@ def check_store(urls: tuple[str, ...]) -> None:
     type=click.IntRange(1, SHARDS_MAX),
     default=1,
     show_default=True,
-    help="Number of shards, for life.",
+    help="Number of shards; it cannot be changed later.",
 )
 @click.option(
     "--owner-lease-ms",
     type=click.IntRange(1_000, 60_000),
     default=4_000,
     show_default=True,
-    help="Time without a sign of life after which a shard's owner is replaced.",
+    help="Time after which a standby takes over a shard whose owner has stored nothing.",
 )
-@click.option("--if-missing", is_flag=True, help="Success if there is a cluster already.")
+@click.option("--if-missing", is_flag=True, help="Succeed if the cluster exists already.")
 def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool) -> None:
-    """Check the object store at URL, and make a cluster there.
+    """Check the object store at URL, and create a cluster in it.
 
-    Exit code 0: done; 2: the store failed the check; 1: it could not be made.
+    Exit code 0: done; 2: the store failed the check; 1: the cluster could not be created.
     """
     from broker.cluster.command import create_command  # noqa: PLC0415
 
@@ -770,11 +772,11 @@ def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool)
 @click.argument("url", required=False)
 @_with_connection
 def cluster_status(connection: Settings, url: str | None) -> None:
-    """Show who owns each shard, and how far behind its standbys are. --address may be any node, or several: a,b,c.
+    """Show the owner of each shard and the lag of its standbys. --address names one node or several: a,b,c.
 
-    With URL, the object store of the cluster is read instead, and no node is asked.
+    With URL, the command reads the object store of the cluster and contacts no node.
 
-    Exit code 0: each shard has an owner, and all nodes answer; 1: not so.
+    Exit code 0: every shard has an owner, and all nodes answer; 1: otherwise.
     """
     import time  # noqa: PLC0415
 
@@ -795,13 +797,13 @@ def cluster_status(connection: Settings, url: str | None) -> None:
 @cluster.command("move")
 @_with_connection
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Number of the shard.")
-@click.option("--to", metavar="NODE", required=True, help="Node that is to own the shard, by its name.")
+@click.option("--to", metavar="NODE", required=True, help="Name of the new owner.")
 def move_shard(connection: Settings, shard: int, to: str) -> None:
-    """Hand a shard over to a node that follows it. --address may be any node, or several: a,b,c.
+    """Hand a shard over to one of its standbys. --address names one node or several: a,b,c.
 
-    The former owner ends its process, with status 1; its supervisor starts it again as a standby.
+    The process of the former owner ends with status 1 and must be restarted; it then becomes a standby.
 
-    Exit code 0: the node owns the shard; 1: it was refused, or the node does not own it after a minute.
+    Exit code 0: the node owns the shard; 1: refused, or the node does not own the shard after a minute.
     """
     asyncio.run(_move_shard(connection, shard, to))
     click.echo(f"{to} owns the shard")
@@ -826,7 +828,7 @@ async def _move_shard(connection: Settings, shard: int, to: str) -> None:
                 await asyncio.sleep(_MOVE_LOOK_SECONDS)
     except TimeoutError:
         raise click.ClickException(
-            f"The hand-over has begun, and {to} does not own the shard yet: see `cluster status`"
+            f"The hand-over has begun, but {to} does not own the shard yet: check with `cluster status`"
         ) from None
 
 
@@ -879,13 +881,13 @@ def _milliseconds(time: datetime | None) -> int:
 
 @main.group()
 def token() -> None:
-    """Make static tokens for a broker's tokens_file."""
+    """Create static tokens for a broker's tokens_file."""
 
 
 @token.command("create")
 @click.argument("principal")
 def create_token(principal: str) -> None:
-    """Make a token for PRINCIPAL: the token goes to standard output, its lines for tokens_file to standard error.
+    """Create a token for PRINCIPAL. The token is written to standard output, its lines for tokens_file to stderr.
 
     \b
     umask 077

@@ -113,7 +113,7 @@ class BrokerConfig:
         duration(
             0,
             10 * MINUTE_MS,
-            "Time a stopping broker waits for consumers to settle the messages they hold; 0: none.",
+            "Time a stopping broker waits for consumers to settle the messages they hold; 0: do not wait.",
         ),
     )
     log_format: str = setting(
@@ -228,23 +228,23 @@ class BrokerConfig:
         text("URL of the object store of a cluster, such as s3://bucket/prefix; enables the cluster."),
     )
     cluster_nodes: str = setting(
-        "", text("Nodes of the cluster and their gRPC addresses: a=10.0.0.1:7650,b=10.0.0.2:7650.")
+        "", text("Names and gRPC addresses of all nodes of the cluster: a=10.0.0.1:7650,b=10.0.0.2:7650.")
     )
-    node: str = setting("", text("Name of this node in cluster_nodes; by default the name of the host."))
+    node: str = setting("", text("Name of this node in cluster_nodes; if not set, the host name."))
 
     shards: int = setting(
         1,
         count(
             1,
             SHARDS_MAX,
-            "Number of shards without a cluster, each a process with a log of its own. A data_dir is made for a "
-            "number; `postdate-broker reshard` changes it.",
+            "Number of shards, outside a cluster; each is a process with its own journal. It is fixed for a data_dir: "
+            "`postdate-broker reshard` changes it.",
         ),
     )
     shard_ports: bool = setting(
         True,
         switch(
-            "Let each shard listen on a port of its own too: that of grpc_address + 1 + the number of the shard."
+            "Also listen on a port for each shard: the port of grpc_address + 1 + the number of the shard."
         ),
     )
 
@@ -368,8 +368,8 @@ def _check_secrets(path: str, values: Mapping[str, Value]) -> None:
     ]
     if secrets and os.stat(path).st_mode & stat.S_IROTH:
         raise ConfigError(
-            f"{secrets[0]} in {path}: every user can read it: take that right away with chmod o-r, or set "
-            f"{ENV_PREFIX}{secrets[0].upper()}"
+            f"{secrets[0]} in {path}: the file is readable by all users: run chmod o-r on it, or set "
+            f"{ENV_PREFIX}{secrets[0].upper()} instead"
         )
 
 
@@ -403,7 +403,7 @@ def parse_nodes(value: str) -> dict[str, str]:
                 "letter or digit first"
             )
         if name in nodes or place in nodes.values():
-            raise ConfigError(f"cluster_nodes: {part}: this name or this address is there twice")
+            raise ConfigError(f"cluster_nodes: {part}: duplicate name or address")
         nodes[name] = place
     return nodes
 
@@ -412,9 +412,9 @@ def _check_cluster(config: BrokerConfig) -> None:
     """Refuse a node that no other one could tell from its neighbours."""
     nodes = parse_nodes(config.cluster_nodes)
     if config.cluster_store and not nodes:
-        raise ConfigError("cluster_store is set, and needs cluster_nodes too")
+        raise ConfigError("cluster_store requires cluster_nodes")
     if config.cluster_store and config.node and config.node not in nodes:
-        raise ConfigError(f"node is {config.node}, but cluster_nodes has only {', '.join(nodes)}")
+        raise ConfigError(f"node is {config.node}, but cluster_nodes contains only {', '.join(nodes)}")
 
 
 def _check_shards(config: BrokerConfig) -> None:
@@ -423,19 +423,19 @@ def _check_shards(config: BrokerConfig) -> None:
         return
     if config.cluster_store:
         raise ConfigError(
-            "shards is set, and cluster_store too: how many shards a cluster has is in its store, by `cluster create "
-            "--shards`. Leave out shards"
+            "shards cannot be set together with cluster_store: `cluster create --shards` sets the number of shards "
+            "of a cluster. Remove shards"
         )
     port = split_address(config.grpc_address)[1]
     if config.shard_ports and port + config.shards > _PORT_MAX:
         raise ConfigError(
-            f"grpc_address: the ports of {config.shards} shards follow {port}, and there are none beyond {_PORT_MAX}: "
-            "choose a lower one, or set shard_ports to false"
+            f"grpc_address: the {config.shards} shards use the ports that follow {port}, but the highest port is "
+            f"{_PORT_MAX}: choose a lower port, or set shard_ports to false"
         )
     if config.access_file and config.tls_client_ca_file:
         raise ConfigError(
-            "shards is more than 1, and access_file and tls_client_ca_file are set: an identity from a client's "
-            "certificate does not reach a shard. Use tokens without tls_client_ca_file"
+            "access_file and tls_client_ca_file cannot be used together with several shards, because identities of "
+            "client certificates are not passed on to shards. Use tokens, without tls_client_ca_file"
         )
 
 
@@ -453,7 +453,7 @@ def _check_security(config: BrokerConfig) -> None:
         ("jwt_audience", "jwt_keys_file"),
     ):
         if getattr(config, name) and not getattr(config, needed):
-            raise ConfigError(f"{name} is set, and needs {needed} too")
+            raise ConfigError(f"{name} requires {needed}")
     if config.access_file and not (config.tokens_file or config.jwt_keys_file or config.tls_client_ca_file):
         raise ConfigError(
             "access_file requires a way to authenticate clients: set tokens_file, jwt_keys_file or tls_client_ca_file"
@@ -501,7 +501,7 @@ def _find(spelling: str, spell: Callable[[Setting], str], source: str) -> Settin
     if spelling not in known:
         close = difflib.get_close_matches(spelling, known, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"{source}: there is no such setting{hint}")
+        raise ConfigError(f"{source}: unknown setting{hint}")
     return known[spelling]
 
 

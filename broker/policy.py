@@ -89,7 +89,11 @@ class _TopicFields(Generic[Unset]):
     )
     retention_ms: int | Unset = policy(
         0,
-        duration(0, DURATION_MS_MAX, "Time to keep messages that every subscription has settled; 0: none."),
+        duration(
+            0,
+            DURATION_MS_MAX,
+            "Time to keep messages that every subscription has settled; 0: do not keep them.",
+        ),
     )
     retention_bytes: int | Unset = policy(
         0,
@@ -148,7 +152,7 @@ class _TopicFields(Generic[Unset]):
         duration(1, DURATION_MS_MAX, "Age of the oldest unsealed index entry at which a bucket is sealed."),
     )
     ledgers_per_bucket: int | Unset = policy(
-        50, count(1, _UINT32_MAX, "Number of ledgers after which a bucket is sealed.")
+        50, count(1, _UINT32_MAX, "Number of ledgers covered by an unsealed bucket above which it is sealed.")
     )
     segment_time_step_ms: int | Unset = policy(
         300 * SECOND_MS, duration(1, DURATION_MS_MAX, "Range of due times in one bucket segment.")
@@ -189,7 +193,7 @@ class _SubscriptionFields(Generic[Unset]):
         2.0, factor(1, 100, "Factor by which the redelivery delay grows with each attempt.")
     )
     dead_letter_topic: str | None = policy(
-        None, name("Topic of dead letters; unset: TOPIC~NAME~dead-letters.")
+        None, name("Topic of dead letters; if not set, TOPIC~NAME~dead-letters.")
     )
     honor_delay: bool | Unset = policy(
         False,

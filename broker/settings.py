@@ -189,7 +189,7 @@ def parse_setting(setting: Setting, raw: object, source: str) -> Value:
     try:
         value = _PARSERS[setting.spec.kind](raw)
         if isinstance(value, int) and abs(value) >> 64:
-            raise ValueError("the number is too great")  # and would be too long to print
+            raise ValueError("the number is too large")  # and would be too long to print
     except ValueError as error:
         shown = "what was given" if setting.spec.kind is SettingKind.SECRET else _shorten(raw)
         raise ConfigError(f"{source}: {setting.name} cannot be {shown}: {error}") from error
@@ -237,7 +237,7 @@ def _check_text(setting: Setting, value: Value) -> None:
             raise ConfigError(f"{setting.name} must have at least {spec.low:.0f} characters")
     # Empty turns off what is off by default.
     elif not isinstance(value, str) or (setting.default and not value) or "\0" in value:
-        raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
+        raise ConfigError(f"{setting.name} must not be empty or contain a zero byte")
 
 
 def parse_duration_ms(raw: str) -> int:

@@ -15,12 +15,15 @@ _PREFACE = """\
 
 <!-- Written by `python -m tools.cli_reference > docs/cli-reference.md`; a test compares the two. -->
 
-Every command of `postdate`, as its `--help` has it. The tour, with contexts, formats and exit codes, is
-[cli.md](cli.md); `postdate-broker`, which runs and checks the broker itself, is in [operations.md](operations.md).
+All commands of `postdate`, as `--help` prints them. [cli.md](cli.md) is the introduction, with contexts, output
+formats and exit codes. The commands of `postdate-broker` are described elsewhere: `serve` in
+[configuration.md](configuration.md), `backup`, `restore` and `verify` in [backup.md](backup.md), `audit` and
+`compact` in [pipeline.md](pipeline.md), `reshard` in [shards.md](shards.md), `cluster` in
+[clusters.md](clusters.md), `token` in [security.md](security.md).
 
 ## Options of every command
 
-They may stand before the command or after it. Where an environment variable is named, an option is stronger.
+These options may be given before or after the command. An option takes precedence over its environment variable.
 """
 
 

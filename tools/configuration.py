@@ -22,26 +22,26 @@ POSTDATE_DATA_DIR=/var/lib/postdate       # environment
 postdate-broker serve --data-dir /var/lib/postdate
 ```
 
-A changed setting takes effect at the next start. Only `log_level` is reread on SIGHUP, and with it the files of
-certificates, tokens, keys and access rules; the log names other settings that have changed. What cannot be used
-stays as it was, with an error in the log; SIGHUP never ends a broker
+A changed setting takes effect at the next start. On SIGHUP the broker rereads only `log_level` and the files of
+certificates, tokens, keys and access rules; it logs the names of other settings that have changed. If a value or a
+file cannot be used, the broker logs an error and keeps the previous one; SIGHUP never ends a broker
 ([decision 20](decisions/0020-sighup-never-ends-a-broker.md)).
 
 Secrets have no flag, because every user of a machine can read command lines.
 
-Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
-ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`,
-`POSTDATE_TOKEN_FILE`, `POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a
-service named `postdate`: set `enableServiceLinks: false` on the pod.)
+A size is a number of bytes, or has a unit: B, KiB, MiB, GiB, kB, MB, GB. A duration is a number of milliseconds, or
+has a unit: ms, s, m, h, d. A switch is true or false. The broker refuses to start with an unknown key or an unknown
+`POSTDATE_*` variable, except those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`,
+`POSTDATE_TOKEN`, `POSTDATE_TOKEN_FILE`, `POSTDATE_ALLOW_PLAINTEXT_TOKEN`, and `POSTDATE_TLS` with `POSTDATE_TLS_CA` and
+the other `POSTDATE_TLS_*` variables of that command. Kubernetes sets such variables for a service named `postdate`: set
+`enableServiceLinks: false` on the pod.
 
-Some settings must fit together, and are refused if they do not: `lease_ms` into `lease_ms_max`, and
-`initial_backoff_ms` into `max_backoff_ms`. What the settings of security need of each other is in
-[security.md](security.md). The limits of a request
-(16 MiB) and of a frame sent (3.5 MiB) grow with `payload_bytes_max`.
+`lease_ms` must not exceed `lease_ms_max`, and `initial_backoff_ms` must not exceed `max_backoff_ms`.
+[security.md](security.md) describes which security settings require each other. The maximum size of a request
+(16 MiB) and of a frame sent to a client (3.5 MiB) grow with `payload_bytes_max`.
 
-Policies of topics and subscriptions ([cli-reference.md](cli-reference.md)) inherit the settings of the same name. Those
-without a setting, such as the tracker or the size of a ledger, have the defaults in the last table.
+A policy of a topic or subscription ([cli-reference.md](cli-reference.md)) inherits the setting of the same name. The
+last table has the policies without a setting, such as the tracker or the size of a ledger, and their defaults.
 """
 
 

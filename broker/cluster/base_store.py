@@ -149,7 +149,7 @@ class BaseStore:
         except FileNotFoundError as error:
             raise no_base(self.url, name) from error
         if len(data) > MANIFEST_BYTES_MAX:
-            raise Corrupt("The manifest of a base is longer than one can be", path=path, advice=_ADVICE)
+            raise Corrupt("The manifest of a base exceeds the maximum size", path=path, advice=_ADVICE)
         manifest = await run_step(self._executor, lambda: decode_manifest(data, path))
         _named(manifest.base, name)
         return manifest
@@ -161,7 +161,7 @@ class BaseStore:
         bases = await self.bases()
         name = base_name(cut.lsn, cut.tag)
         if not is_base_name(name):
-            raise Corrupt(f"A backup cannot be called {cut.tag[:100]!a}", path=folder.root)
+            raise Corrupt(f"Invalid backup name: {cut.tag[:100]!a}", path=folder.root)
         if any((stored.base.name, stored.base.broker_id) == (name, cut.broker_id) for stored in bases):
             return (await self.read_manifest(name)).base
         parent = await self._read_newest(bases, cut.broker_id)
@@ -244,8 +244,8 @@ class BaseStore:
         from_ms = removable_from_ms(bases, name)
         if from_ms is None or from_ms > now_ms:
             raise Refused(
-                f"The base {name} stays: a broker's two newest are kept, and an older one until a day after these were "
-                f"stored, as an upload under way may build on it",
+                f"Base {name} cannot be deleted yet: a broker's two newest bases are kept, and older ones until "
+                "those two are a day old, because an upload under way may use their chunks",
                 reason="BACKUP_KEPT",
             )
         await self._store.remove(f"bases/{name}")
@@ -317,7 +317,9 @@ class BaseStore:
         try:
             return await self.read_manifest(newest.base.name)
         except (NotFound, Corrupt) as error:
-            log.warning("The newest base cannot be built on", url=self.url, error=error.message)
+            log.warning(
+                "The newest base cannot be used for an incremental upload", url=self.url, error=error.message
+            )
             return None
 
     async def _check_chunks(self, manifest: BaseManifest) -> None:
@@ -327,8 +329,8 @@ class BaseStore:
             for place in chunk_places(file, manifest.chunk_bytes):
                 if sizes.get(place.name) != place.length:
                     raise Unavailable(
-                        f"{self.url} does not show chunks/{place.name} as it was stored: the backup is not whole. Is "
-                        "something else removing objects there?",
+                        f"{self.url} does not return chunks/{place.name} as it was stored, so the backup is "
+                        "incomplete. Check whether another program removes objects there",
                         reason="BACKUP_FAILED",
                     )
 
@@ -346,7 +348,7 @@ class BaseStore:
             await self._take_back_if_late(path, limit)
         elif not await self._is_there(name, manifest.base):
             raise Unavailable(
-                f"{self.url} holds other bytes as {path} than were stored", reason="BACKUP_FAILED"
+                f"{self.url} has other content at {path} than was stored", reason="BACKUP_FAILED"
             )
         return (await self.read_manifest(name)).base
 
@@ -419,7 +421,7 @@ class _TimeLimit:
         running_ms = (self._clock.monotonic_ns() - self._begun[1]) // 1_000_000
         if max(wall_ms, running_ms) > self._limit_ms:
             raise Unavailable(
-                "The upload took longer than six hours and was given up. What it stored is there for the next one",
+                "The upload was stopped after six hours. The next upload reuses the chunks that it stored",
                 reason="BACKUP_FAILED",
             )
 
@@ -489,7 +491,7 @@ class _Drafting:
         vfs, folder = self._vfs, self._folder
         if vfs.exists(folder.unfinished):
             raise NotFound(
-                f"{folder.root!r} is not whole: a backup was cut short, or still goes on",
+                f"{folder.root!r} is incomplete: a backup was interrupted or is still running",
                 reason="BACKUP_NOT_FOUND",
             )
         seals: dict[str, str] = {}

@@ -78,18 +78,16 @@ async def _check_and_tell(stores: Sequence[ObjectStore]) -> int:
 
 def _tell(check: StoreCheck, stores: Sequence[ObjectStore]) -> None:
     click.echo(
-        f"{check.names} names, {check.creates} creates, {check.cut} of them cut and repeated, {check.unanswered} "
-        f"without an answer, through {len(stores)} endpoint{'s' if len(stores) > 1 else ''}"
+        f"{check.names} names, {check.creates} creates, {check.cut} of them interrupted and repeated, "
+        f"{check.unanswered} without an answer, through {len(stores)} endpoint{('s' if len(stores) > 1 else '')}"
     )
-    click.echo(
-        f"a create takes {check.create_ms(0.5):.1f} ms (median), {check.create_ms(1):.1f} ms (greatest)"
-    )
+    click.echo(f"time of a create: median {check.create_ms(0.5):.1f} ms, maximum {check.create_ms(1):.1f} ms")
     for problem in check.problems:
         click.echo(f"problem: {problem}")
     if check.passed:
-        click.echo("passed: each name was created by exactly one")
+        click.echo("passed: each name was created by exactly one client")
     else:
-        click.echo("failed: this store loses answered messages; do not keep a journal in it")
+        click.echo("failed: a cluster in this store would lose acknowledged messages; do not use it")
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

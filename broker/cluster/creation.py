@@ -63,7 +63,7 @@ def decode_cluster(data: bytes, place: str) -> Cluster:
     except (ValueError, TypeError, KeyError):
         is_sound = False
     if not is_sound:
-        raise Corrupt("The object that names the cluster is damaged", path=place)
+        raise Corrupt("The object that describes the cluster is damaged", path=place)
     return cluster
 
 
@@ -72,7 +72,8 @@ async def read_cluster(store: ObjectStore) -> Cluster:
     cluster = await _read(store, _MADE)
     if cluster is None:
         raise NotFound(
-            f"There is no cluster in {store.url}: make one with `postdate-broker cluster create`, or mend the URL",
+            f"There is no cluster in {store.url}: create one with `postdate-broker cluster create`, or correct the "
+            "URL",
             reason="CLUSTER_NOT_FOUND",
         )
     return cluster
@@ -84,12 +85,12 @@ async def create_cluster(store: ObjectStore, shards: int, owner_lease_ms: int) -
     Raises AlreadyExists if there is one, Refused if another one's making was begun with other numbers.
     """
     if await _read(store, _MADE) is not None:
-        raise AlreadyExists(f"There is a cluster in {store.url} already", reason="CLUSTER_EXISTS")
+        raise AlreadyExists(f"{store.url} already contains a cluster", reason="CLUSTER_EXISTS")
     begun = await _store_once(store, _BEGUN, Cluster(uuid.uuid4().hex, shards, owner_lease_ms))
     if (begun.shards, begun.owner_lease_ms) != (shards, owner_lease_ms):
         raise Refused(
-            f"In {store.url} a cluster of {begun.shards} shards and a lease of {begun.owner_lease_ms} ms was begun "
-            "and not finished: create it so, or take another prefix",
+            f"The creation of a cluster with {begun.shards} shards and an owner lease of {begun.owner_lease_ms} ms "
+            f"was begun in {store.url} and not finished: repeat it with these values, or use another prefix",
             reason="CLUSTER_BEGUN",
         )
     for number in range(begun.shards):
@@ -119,7 +120,7 @@ async def _store_or_read(store: ObjectStore, name: str, body: bytes) -> bytes:
                 continue
         return body
     raise Refused(
-        f"{store.url} says that {name} exists, and does not show it", reason="CLUSTER_STORE_UNSOUND"
+        f"{store.url} reports that {name} exists, but does not return it", reason="CLUSTER_STORE_UNSOUND"
     )
 
 

@@ -84,7 +84,9 @@ class FileStore:
         except FileNotFoundError as error:
             if await run_step(self._executor, lambda: self._vfs.exists(self._root)):
                 raise
-            raise StoreRefused(f"There is no folder {self._root}: make it, or mount what holds it") from error
+            raise StoreRefused(
+                f"Folder {self._root} does not exist: create it, or mount its file system"
+            ) from error
 
     def _path(self, name: str) -> str:
         check_name(name)

@@ -137,7 +137,7 @@ class Follower:
         try:
             await self._check_trim()  # a take-over where the log was trimmed would stay for good (CLUSTER-4)
         except OSError as error:
-            log.warning("The log could not be looked at before a take-over", error=str(error))
+            log.warning("The log could not be read before a take-over", error=str(error))
             await asyncio.sleep(self._pause_seconds)
             return None
         try:
@@ -165,7 +165,7 @@ class Follower:
                 base_next_index = await self._newest_base()
                 break
             except OSError as error:
-                log.warning("The newest base could not be looked for", error=str(error))
+                log.warning("The newest base could not be determined", error=str(error))
                 await asyncio.sleep(self._pause_seconds)
         if is_stray(index, base_next_index):
             raise CutOff(f"Index {index} was trimmed: the newest base goes on with {base_next_index}")

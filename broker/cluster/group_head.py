@@ -181,5 +181,7 @@ def decode_entry(data: bytes, index: int, shard: Shard, name: str) -> LogEntry:
     if (head.kind is GroupKind.RECORDS) == all(
         record.type == RecordType.LOG_BLANK for record in group.records
     ):
-        raise Corrupt("The group is not of the kind that its head says", path=name, offset=5, advice=ADVICE)
+        raise Corrupt(
+            "The content of the group does not match the kind in its head", path=name, offset=5, advice=ADVICE
+        )
     return LogEntry(head, group, len(data))

@@ -114,6 +114,7 @@ class OwnerLease:
         """Raise Unavailable unless the lease holds (CLUSTER-10)."""
         if not self.holds():
             raise Unavailable(
-                "The broker has had no answer from its object store for too long to know that it owns the shard",
+                "The owner lease has expired because the object store has not answered; another node may own the "
+                "shard",
                 reason="ENGINE_UNREACHABLE",
             )

@@ -345,10 +345,11 @@ class ObjectGroupLog:
             head = decode_head(stored, self._objects.place(index))
         except Corrupt as error:
             return Fenced(
-                f"Something else lies where our group was to go: {error.message}", reason="JOURNAL_FENCED"
+                f"The object at the index of this node's next group is no valid group: {error.message}",
+                reason="JOURNAL_FENCED",
             )
         return Fenced(
-            f"Node {head.node!r} has stored a group of epoch {head.epoch} where ours was to go",
+            f"Node {head.node!r} stored a group of epoch {head.epoch} at the index of this node's next group",
             reason="JOURNAL_FENCED",
             node=head.node,
             epoch=head.epoch,
@@ -366,8 +367,8 @@ class ObjectGroupLog:
             entry.head.epoch, self._epoch
         ):  # with a create that is atomic there is none (CLUSTER-1, CLUSTER-4)
             raise Corrupt(
-                f"A group of epoch {entry.head.epoch} lies behind one of epoch {self._epoch}: the store has let two "
-                "create one object, or fences were removed",
+                f"A group of epoch {entry.head.epoch} follows one of epoch {self._epoch}: the store let two clients "
+                "create the same object, or take-over groups were removed",
                 path=self._objects.place(entry.head.first_lsn),
                 advice=ADVICE,
             )
@@ -383,8 +384,8 @@ class ObjectGroupLog:
     def _check_reach(self, next_index: int, needed_to: int) -> None:
         if next_index <= needed_to:
             raise Corrupt(
-                f"The log ends before lsn {next_index}, but the folder holds lsn {needed_to}: it is another log, or "
-                "has lost groups",
+                f"The log ends before lsn {next_index}, but the data directory contains lsn {needed_to}: it belongs "
+                "to another log, or the log has lost groups",
                 path=self._objects.place(next_index),
                 advice=ADVICE,
             )
@@ -395,7 +396,8 @@ class ObjectGroupLog:
             sizes = await self._objects.sizes()
             if not sizes:
                 raise Corrupt(
-                    "The store does not list the log's first group, and shows it", path=self._objects.place(1)
+                    "The store returns the log's first group, but does not list it",
+                    path=self._objects.place(1),
                 )
             entry = await self._objects.entry(max(sizes))
             if entry is not None:  # else it was trimmed since, behind new ones

@@ -58,11 +58,13 @@ class PatientStore:
             try:
                 info = await self._store.info(name)
             except FileNotFoundError:
-                raise StoreFailed(f"{self.url}: {name} is said to be there, and is not") from error
+                raise StoreFailed(
+                    f"{self.url}: the store reports that {name} exists, but does not return it"
+                ) from error
             if info.bytes != len(body):
                 raise OtherBytes(
-                    f"{self.url}: {name} has {info.bytes} bytes in place of {len(body)}: not a store to write to, or "
-                    f"somebody else writes to it"
+                    f"{self.url}: {name} has {info.bytes} bytes instead of {len(body)}: the store does not keep "
+                    "what is written, or another program writes to it"
                 ) from error
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
@@ -111,7 +113,7 @@ async def _repeat(url: str, call: Callable[[], Awaitable[T]]) -> T:
         except StoreRefused:
             raise
         except StoreFailed as error:
-            log.info("A call of an object store failed and is repeated", url=url, error=error)
+            log.info("A request to the object store failed; retrying", url=url, error=error)
         await asyncio.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
     return await call()

@@ -54,7 +54,9 @@ class RemoteStore:
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError) as error:
                 raise FileExistsError(f"{self._url} has an object {name}") from error
             except FileNotFoundError as error:  # nothing else can be missing
-                raise StoreRefused(f"{self._url}: there is no such bucket, or it is not ours") from error
+                raise StoreRefused(
+                    f"{self._url}: the bucket does not exist, or access to it is denied"
+                ) from error
 
     async def read(self, name: str) -> bytes:
         check_name(name)
@@ -117,15 +119,17 @@ class RemoteStore:
             _refuse_without_bucket(self._url, error)
             raise FileNotFoundError(f"{self._url}: nothing to {doing}") from error
         except TimeoutError as error:
-            raise StoreFailed(f"{self._url}: no answer in time to {doing}") from error
+            raise StoreFailed(f"{self._url}: timeout on an attempt to {doing}") from error
         except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
-            raise StoreRefused(f"{self._url} does not let us {doing}: {_first_line(error)}") from error
+            raise StoreRefused(f"{self._url}: permission denied to {doing}: {_first_line(error)}") from error
         except self._errors.BaseError as error:
             _refuse_without_bucket(self._url, error)
             if any(
                 words in str(error) for words in _NO_RIGHTS
             ):  # the library knows them of single objects only
-                raise StoreRefused(f"{self._url} does not let us {doing}: {_first_line(error)}") from error
+                raise StoreRefused(
+                    f"{self._url}: permission denied to {doing}: {_first_line(error)}"
+                ) from error
             raise StoreFailed(f"{self._url}: could not {doing}: {_first_line(error)}") from error
 
 

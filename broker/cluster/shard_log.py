@@ -104,5 +104,8 @@ class OwnedLog(FollowedLog):
             try:
                 await self._log.resign(self._log.next_index, self.resigns_to)
             except (OSError, Fenced) as error:
-                log.warning("The resignation could not be stored; the lease ends by itself", error=str(error))
+                log.warning(
+                    "The resignation could not be stored; the owner lease will expire instead",
+                    error=str(error),
+                )
         await self._log.close()

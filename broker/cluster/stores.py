@@ -52,14 +52,18 @@ def open_store(url: str, attempt: AttemptTime = ATTEMPT) -> ObjectStore:
         return FileStore(_file_root(parts))
     kind = _KINDS.get(parts.scheme)
     if kind is None:
-        raise ConfigError(f"{_shown(parts)}: an object store begins with s3://, gs://, az:// or file:///")
+        raise ConfigError(
+            f"{_shown(parts)}: the URL of an object store must begin with s3://, gs://, az:// or file:///"
+        )
     if parts.username or parts.password:
-        raise ConfigError(f"{_shown(parts)}: credentials come from the environment, not from the URL")
+        raise ConfigError(
+            f"{_shown(parts)}: remove the credentials from the URL; they are read from the environment"
+        )
     if kind.needs_bucket and not parts.hostname:
         raise ConfigError(f"{_shown(parts)}: the bucket is missing")
     if ":" in parts.netloc:
         raise ConfigError(
-            f"{_shown(parts)}: a bucket has no port; a server is named by ?endpoint=http://host:port"
+            f"{_shown(parts)}: a bucket has no port; name a server with ?endpoint=http://host:port"
         )
     options = _options(parts, kind)
     return _open_remote(kind, parts, options, attempt)
@@ -100,14 +104,17 @@ def _split(url: str) -> SplitResult:
         raise ConfigError(f"Not the URL of an object store: {error}") from error
     if parts.fragment:
         raise ConfigError(
-            f"{_shown(parts)}: only a backup is named behind #, and here it takes a store; in a path # is %23"
+            f"{_shown(parts)}: the part after # names a backup, but this command takes the URL of a store; write a "
+            "# in a path as %23"
         )
     return parts
 
 
 def _file_root(parts: SplitResult) -> str:
     if parts.netloc or parts.query or not parts.path.startswith("/"):
-        raise ConfigError(f"{_shown(parts)}: a folder is file:///path, without a host and options")
+        raise ConfigError(
+            f"{_shown(parts)}: the URL of a folder must be file:///path, without a host and options"
+        )
     return unquote(parts.path)
 
 
@@ -116,7 +123,7 @@ def _options(parts: SplitResult, kind: _Kind) -> dict[str, str]:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in kind.options:
             known = ", ".join(kind.options) or "none"
-            raise ConfigError(f"{_shown(parts)}: no option {name!r}; there are: {known}")
+            raise ConfigError(f"{_shown(parts)}: unknown option {name!r}; known options: {known}")
         if name == "endpoint":
             _check_endpoint(value, parts)
         options[kind.options[name]] = value
@@ -131,9 +138,11 @@ def _check_endpoint(endpoint: str, parts: SplitResult) -> None:
     except ValueError:
         is_sound = False
     if is_sound and "@" in server.netloc:
-        raise ConfigError(f"{_shown(parts)}: credentials come from the environment, not from the endpoint")
+        raise ConfigError(
+            f"{_shown(parts)}: remove the credentials from the endpoint; they are read from the environment"
+        )
     if not is_sound:
-        raise ConfigError(f"{_shown(parts)}: an endpoint is http://host:port or https://host:port")
+        raise ConfigError(f"{_shown(parts)}: an endpoint must be http://host:port or https://host:port")
 
 
 def _shown(parts: SplitResult) -> str:

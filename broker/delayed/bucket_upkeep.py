@@ -120,7 +120,7 @@ class BucketUpkeep:
         self._failed_reads += 1
         if self._failed_reads > _FAILED_READS_MAX:
             self._failed_reads = 0
-            raise Corrupt(f"{_FAILED_READS_MAX} tries to read a bucket failed as well: {error}") from error
+            raise Corrupt(f"A bucket could not be read in {_FAILED_READS_MAX} attempts: {error}") from error
 
     @property
     def indexed_through(self) -> Position:

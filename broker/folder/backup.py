@@ -138,8 +138,7 @@ class Backups:
         check_label(label)
         if self._in_cluster:
             raise Refused(
-                "A broker of a cluster makes no backups: its nodes keep bases in the object store, and its log follows "
-                "them there",
+                "Backups are not available in a cluster: its nodes keep bases in the object store",
                 reason="NOT_IN_A_CLUSTER",
             )
         return await self._do("backup", lambda: self._make(label))
@@ -269,7 +268,7 @@ class Backups:
                 await self._steps(copy.topics(cut.image))
             return copy, cut
         raise Unavailable(
-            "Compactions are committed again and again while the backup begins",
+            "The backup could not begin, because compactions were committed again and again: try again",
             reason="BACKUP_FAILED",
             retry_after_ms=60_000,
         )
@@ -423,7 +422,9 @@ def read_marker(vfs: Vfs, folder: str) -> Backup:
 
 def backup_running() -> Refused:
     """Return the error for a second backup or deletion at a time."""
-    return Refused("A backup is being made or deleted; one at a time", reason="BACKUP_RUNNING")
+    return Refused(
+        "Another backup is being made or deleted; only one at a time is possible", reason="BACKUP_RUNNING"
+    )
 
 
 def _fail(done: asyncio.Future[T], error: BaseException) -> None:

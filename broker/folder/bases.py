@@ -70,8 +70,9 @@ async def restore_base(
     root = await read_root(bases, manifest)
     if root.shard and root.broker_id != broker_id:
         raise Refused(
-            f"The base {base.name} is of {root.shard}: only a node of that cluster can begin with it, as what came "
-            "after it lies in the cluster's log. For a broker alone, restore the cluster's URL with --to TIME",
+            f"Base {base.name} belongs to {root.shard}, and only a node of that cluster can start from it, because "
+            "later changes are in the cluster's log. For a broker without a cluster, restore the URL of the "
+            "cluster with --to TIME",
             reason="BASE_OF_A_SHARD",
         )
     target = NewDataDir(vfs, data_dir)

@@ -35,7 +35,7 @@ from broker.folder.recovery import (
 from broker.folder.retention import Reclaimer
 from broker.folder.tail_writer import TailWriter
 from broker.model import Batch
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -219,7 +219,8 @@ class Broker:
         self._lock = self._vfs.lock(self._layout.lock)
         if self._lock is None:
             raise Fenced(
-                f"Another broker holds the data directory {self.config.data_dir!r}: stop it, or choose another one",
+                f"Another broker uses the data directory {self.config.data_dir!r}: stop it, or choose another "
+                "directory",
                 reason="DATA_DIR_LOCKED",
             )
         first_id = self.config.topic_shard.first_id
@@ -276,8 +277,8 @@ class Broker:
         )
         if strange is not None:
             raise Fenced(
-                f"{self.config.data_dir} holds topic {strange!r}, which belongs to another shard than "
-                f"{self.config.topic_shard.number}: it is the folder of another one",
+                f"{self.config.data_dir} contains topic {strange!r}, which does not belong to shard "
+                f"{self.config.topic_shard.number}: it is the data directory of another shard",
                 reason="DATA_DIR_OF_ANOTHER_SHARD",
             )
 
@@ -498,7 +499,7 @@ class Broker:
         if (reason := self._not_serving_because()) is not None:
             return reason
         if self._patience.failing_seconds() >= _FAILING_SECONDS:
-            return "waiting for the disk: a file cannot be opened, made or named"
+            return "waiting for the disk: a file cannot be opened, created or renamed"
         return None
 
     def _not_serving_because(self) -> str | None:

@@ -157,7 +157,7 @@ class Checkpointer:
         async with self._lock:
             if self._cut_short:
                 raise StorageFailed(
-                    "A previous checkpoint was cut short: restart the broker to recover from the journal"
+                    "A previous checkpoint was interrupted: restart the broker to recover from the journal"
                 )
             # What changed is forgotten as it is captured. A root written after a checkpoint that failed or was
             # cancelled would drop the journal of a topic whose manifest does not hold its records yet.

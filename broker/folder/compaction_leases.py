@@ -101,7 +101,9 @@ class CompactionLeases:
             )
         if len(self._held) >= LEASES_MAX:
             raise LimitReached(
-                f"There are {LEASES_MAX} compactions", reason="TOO_MANY_COMPACTIONS", retry_after_ms=60_000
+                f"The maximum number of compactions, {LEASES_MAX}, is under way",
+                reason="TOO_MANY_COMPACTIONS",
+                retry_after_ms=60_000,
             )
         for held in self._held.values():
             if held.topic is topic and (
@@ -118,7 +120,7 @@ class CompactionLeases:
         at = buckets.index(bucket_ids[0]) if bucket_ids and bucket_ids[0] in buckets else 0
         if set(ledger_ids) - ledgers or buckets[at : at + len(bucket_ids)] != list(bucket_ids):
             raise Refused(
-                f"A ledger or bucket of topic {topic.name!r} is no candidate for compaction (any more): plan again",
+                f"A ledger or bucket of topic {topic.name!r} cannot be compacted, or no longer: make a new plan",
                 reason="COMPACTION_INPUT_CHANGED",
                 topic=topic.name,
             )
@@ -129,7 +131,7 @@ class CompactionLeases:
         held = self._held.get(compaction_id)
         if held is None:
             raise NotFound(
-                f"There is no compaction {compaction_id[:64]!r}, or it has ended: begin another one",
+                f"Compaction {compaction_id[:64]!r} does not exist or has ended: begin another one",
                 reason="COMPACTION_NOT_FOUND",
             )
         if held.lease.epoch != epoch:

@@ -110,7 +110,7 @@ class LedgerRewrites:
         except (OSError, PostdateError) as error:
             self._failed_ns[ledger.name.ledger_id] = self._clock.monotonic_ns()
             log.warning(
-                "A ledger could not be rewritten; its old files stay, and it is tried again",
+                "A ledger could not be rewritten; its old files stay in use; retrying",
                 topic=topic.name,
                 ledger_id=ledger.name.ledger_id,
                 error=str(error),

@@ -133,7 +133,7 @@ class PointInTime:
         """Return the error for a time of which the log is gone; `later` are the bases that came after it."""
         since = f"; it can be restored to {iso_time(later[-1].create_time_ms)} and later" if later else ""
         return NotFound(
-            f"{self._bases.url} does not hold all that was there at {iso_time(self._to_ms)}{since}",
+            f"{self._bases.url} no longer contains the state at {iso_time(self._to_ms)}{since}",
             reason="BACKUP_NOT_FOUND",
         )
 
@@ -236,7 +236,7 @@ async def refuse_cluster(store: ObjectStore, url: str) -> None:
     except NotFound:
         return
     raise Refused(
-        f"{url} holds a cluster: say to which time it is to be restored, with --to TIME",
+        f"{url} contains a cluster: give the time to restore it to with --to TIME",
         reason="BASE_OF_A_SHARD",
     )
 
@@ -251,7 +251,8 @@ async def _no_log(bases: BaseStore, to_ms: int, url: str) -> NotFound:
         else f"by name: the newest before {iso_time(to_ms)} is {url}#{newest.name}"
     )
     return NotFound(
-        f"{url} holds no cluster, so no log of what came between backups. Only these can be restored, {nearest}",
+        f"{url} contains no cluster, so there is no log of the changes between backups. Only backups can be "
+        f"restored, {nearest}",
         reason="CLUSTER_NOT_FOUND",
     )
 

@@ -138,8 +138,8 @@ def _refuse_other_shards(layout: Layout, root: BrokerImage, shard: ShardName) ->
     if root.shard == shard.text:
         return
     raise Fenced(
-        f"The data directory {layout.root!r} is of {root.shard or 'a broker without a cluster'}, not of "
-        f"{shard.text or 'a broker without a cluster'}: choose another data_dir, or mend cluster_store",
+        f"The data directory {layout.root!r} belongs to {root.shard or 'a broker without a cluster'}, not to "
+        f"{shard.text or 'a broker without a cluster'}: choose another data_dir, or correct cluster_store",
         reason="DATA_DIR_OF_ANOTHER_SHARD",
     )
 
@@ -148,13 +148,13 @@ def _refuse_copies(vfs: Vfs, layout: Layout) -> None:
     """Of a backup nothing may change, and of half a copy nobody may take it for the whole."""
     if vfs.exists(layout.backup_marker):
         raise Fenced(
-            f"{layout.root!r} is a backup, and backups do not change: `postdate-broker restore` makes a data directory "
-            "of it",
+            f"{layout.root!r} is a backup, which is read-only: run `postdate-broker restore` to make a data "
+            "directory from it",
             reason="DATA_DIR_IS_BACKUP",
         )
     if vfs.exists(layout.unfinished):
         raise Fenced(
-            f"{layout.root!r} is a part of a backup, or was restored in part: the copy did not come to its end. Run "
+            f"{layout.root!r} is incomplete: it is part of a backup, or a restore was interrupted. Run "
             "`postdate-broker restore` again",
             reason="COPY_UNFINISHED",
         )
@@ -175,7 +175,8 @@ def _read_topic(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImag
     image = decode_topic(read_named(vfs, path, _ADVICE), path)
     if image.topic_id != topic_id or image.name != name:
         raise Corrupt(
-            f"A manifest is of topic {image.topic_id} {image.name!r}, where {topic_id} {name!r} belongs",
+            f"Found the manifest of topic {image.topic_id} {image.name!r} in place of that of topic {topic_id} "
+            f"{name!r}",
             path=path,
             advice=_ADVICE,
         )

@@ -65,7 +65,7 @@ def plan_reshard(sources: Sequence[Manifests], shards: int) -> list[NewShard]:
     ledger_ids = _first_ids(max(source.root.next_ledger_id for source in sources), shards)
     if ledger_ids[-1] + ID_STRIDE > LEDGER_ID_MAX + 1:
         raise LimitReached(
-            "There are no ids left for the ledgers of so many shards: the folder was resharded thousands of times",
+            "The ids of ledgers are exhausted: the folder was resharded thousands of times",
             reason="LEDGER_IDS_EXHAUSTED",
         )
     alive_ms = max(source.root.last_alive_ms for source in sources)
@@ -109,7 +109,7 @@ def _check_distinct(sources: Sequence[Manifests]) -> None:
     ):
         if len(set(ids)) < len(ids):
             raise Refused(
-                "Two shards gave the same ids: the folder was made by a version of Postdate that could not reshard yet",
+                "Two shards use the same ids: the folder was made by a version of Postdate without reshard",
                 reason="SHARDS_SHARE_IDS",
             )
 
@@ -128,9 +128,9 @@ def _check_dead_letters(sources: Sequence[Manifests], shards: int) -> None:
     named = ", ".join(f"{place!r} of {topic!r}" for topic, place in apart[:_NAMED_MAX])
     more = f" and {len(apart) - _NAMED_MAX} more" if len(apart) > _NAMED_MAX else ""
     raise Refused(
-        f"Dead-letter topics would fall into other shards than their topics: {named}{more}. Requeue or purge their "
-        "dead letters, and set another dead_letter_topic: one that begins with the name of the topic and a "
-        '"~" lies beside it with any number of shards',
+        f"Dead-letter topics would be assigned to other shards than their topics: {named}{more}. Requeue or purge "
+        "their dead letters and set another dead_letter_topic: a name that begins with that of the topic and a "
+        '"~" is always in the shard of the topic',
         reason="DEAD_LETTER_TOPIC_ELSEWHERE",
     )
 
@@ -187,10 +187,10 @@ class Reshard:
         """
         vfs, root = self._vfs, self._root
         if not vfs.exists(root):
-            raise NotFound(f"There is no folder {root!r}")
+            raise NotFound(f"Folder {root!r} does not exist")
         if vfs.exists(f"{root}/shards"):
             raise Refused(
-                f"{root!r} is of a node of a cluster, whose shards are fixed for life",
+                f"{root!r} belongs to a node of a cluster, whose number of shards cannot be changed",
                 reason="CLUSTER_FOLDER",
             )
         with contextlib.ExitStack() as held:
@@ -199,7 +199,7 @@ class Reshard:
             shards = read_shards(vfs, root)
             folders = [shard_folder(root, number) for number in range(shards)] if shards else [root]
             if (shards or 1) == self._shards:
-                raise Refused(f"{root!r} has --shards {self._shards} already", reason="SAME_SHARD_COUNT")
+                raise Refused(f"{root!r} already has {self._shards} shards", reason="SAME_SHARD_COUNT")
             for folder in folders if shards and self._to is None else ():
                 if list_if_there(vfs, f"{folder}/backups"):
                     raise Refused(
@@ -212,7 +212,7 @@ class Reshard:
         self._old_shards = shards
         self._folders = [folder for folder in folders if not is_unused(vfs, Layout(folder))]
         if not self._folders:
-            raise NotFound(f"{root!r} is not a data directory: nothing of a broker is in it")
+            raise NotFound(f"{root!r} is not a data directory: it contains no files of a broker")
         return self._folders
 
     def run(self) -> list[NewShard]:
@@ -295,9 +295,7 @@ def _read_closed(vfs: Vfs, layout: Layout) -> Manifests:
     checkpoint_lsn = manifests.root.checkpoint_lsn
     journal = SegmentFolder(vfs, layout.journal).examine(checkpoint_lsn + 1, manifests.needed_to_lsn)
     if journal.next_lsn != checkpoint_lsn + 1 or manifests.needed_to_lsn > checkpoint_lsn:
-        raise Unavailable(
-            f"The last checkpoint of {layout.root!r} was not written: see the log, and try again"
-        )
+        raise Unavailable(f"The final checkpoint of {layout.root!r} failed: see the log, and try again")
     return manifests
 
 

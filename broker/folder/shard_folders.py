@@ -79,7 +79,7 @@ def lock_folder(vfs: Vfs, data_dir: str) -> File:
     lock = vfs.lock(layout.lock)
     if lock is None:
         raise Fenced(
-            f"Another broker holds the data directory {data_dir!r}: stop it, or choose another one",
+            f"Another broker uses the data directory {data_dir!r}: stop it, or choose another directory",
             reason="DATA_DIR_LOCKED",
         )
     return lock
@@ -131,14 +131,14 @@ def check_cluster(vfs: Vfs, data_dir: str, *, in_cluster: bool) -> None:
     own = layout.manifest, layout.journal, layout.topics, f"{root}/{_MARKER}"
     if in_cluster and any(map(vfs.exists, own)):
         raise Fenced(
-            f"The data directory {root!r} is of a broker without a cluster, and cluster_store is set: choose another "
-            "data_dir, or unset cluster_store",
+            f"The data directory {root!r} belongs to a broker without a cluster, but cluster_store is set: choose "
+            "another data_dir, or unset cluster_store",
             reason="DATA_DIR_OF_ANOTHER_SHARD",
         )
     if not in_cluster and list_if_there(vfs, f"{root}/{MEMBER_FOLDERS}"):
         raise Fenced(
-            f"The data directory {root!r} is of a node of a cluster, and cluster_store is not set: choose another "
-            "data_dir, or set cluster_store",
+            f"The data directory {root!r} belongs to a node of a cluster, but cluster_store is not set: choose "
+            "another data_dir, or set cluster_store",
             reason="DATA_DIR_OF_ANOTHER_SHARD",
         )
 
@@ -152,15 +152,14 @@ def check_shards(vfs: Vfs, data_dir: str, shards: int) -> None:
         made_for = 1
     if vfs.exists(layout.unfinished):
         raise Fenced(
-            f"{layout.root!r} is not whole: a restore or a reshard did not come to its end here. Run the command again",
+            f"{layout.root!r} is incomplete: a restore or a reshard was interrupted. Run that command again",
             reason="COPY_UNFINISHED",
         )
     if made_for in (0, shards):  # an empty folder may become anything
         return
     raise Refused(
-        f"The data directory {data_dir!r} was made with --shards {made_for}, and --shards is {shards}: start with "
-        f"--shards {made_for}, choose another folder, or change this one: postdate-broker reshard {data_dir} "
-        f"--shards {shards}",
+        f"The data directory {data_dir!r} was made with --shards {made_for}, but --shards is {shards}: start with "
+        f"--shards {made_for}, choose another directory, or run postdate-broker reshard {data_dir} --shards {shards}",
         reason="OTHER_SHARD_COUNT",
     )
 
@@ -171,7 +170,8 @@ def refuse_shard_folders(vfs: Vfs, folder: str) -> None:
     if shards:
         first, last = shard_folder(folder, 0), shard_folder(folder, shards - 1)
         raise Refused(
-            f"{folder!r} holds {shards} shards, each a data directory by itself: name one of {first} to {last}",
+            f"{folder!r} contains {shards} shards, each with a data directory of its own: name one of {first} to "
+            f"{last}",
             reason="SHARD_NOT_NAMED",
         )
 
@@ -184,8 +184,8 @@ def read_shards(vfs: Vfs, data_dir: str) -> int:
     marker = _read_marker(vfs, data_dir)
     if marker is not None and marker.is_moving:
         raise Refused(
-            f"`postdate-broker reshard` was cut short in {data_dir!r}, and all that it made is there: start the broker "
-            f"with --shards {marker.shards}, or run the command again, and it is finished",
+            f"`postdate-broker reshard` of {data_dir!r} was interrupted after it had written everything: start the "
+            f"broker with --shards {marker.shards}, or run the command again; either completes it",
             reason="RESHARD_UNFINISHED",
         )
     return marker.shards if marker is not None else 0
@@ -248,7 +248,7 @@ def _remove_old(vfs: Vfs, root: str, names: Sequence[str]) -> None:
     """Remove what a `reshard` replaced or left, and say so."""
     for name in names:
         if vfs.exists(f"{root}/{name}"):
-            log.info("Removing what a reshard replaced or left unfinished", path=f"{root}/{name}")
+            log.info("Removing files that a reshard replaced or did not complete", path=f"{root}/{name}")
     remove_names(vfs, root, names)
 
 
@@ -273,7 +273,7 @@ def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
         return None
     marker = _decode_marker(read_file(vfs, path, _MARKER_BYTES_MAX))
     if marker is None:
-        raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")
+        raise Corrupt(f"{path} does not contain a number of shards, or another version wrote it")
     if marker.is_moving:
         _check_moving(vfs, root, marker.shards)
     elif not marker.is_joining:
@@ -309,7 +309,8 @@ def _check_moving(vfs: Vfs, root: str, shards: int) -> None:
         ]
     if missing:
         raise Corrupt(
-            f"{root}/{_MARKER} says that a reshard to {shards} has made all, and {missing[0]} is not there",
+            f"According to {root}/{_MARKER} a reshard to {shards} shards has written everything, but {missing[0]} "
+            "is missing",
             path=missing[0],
         )
 
@@ -320,7 +321,8 @@ def _refuse_lost(vfs: Vfs, root: str, shards: int) -> None:
         folder = shard_folder(root, number)
         if is_unused(vfs, Layout(folder)):
             raise Corrupt(
-                f"{folder!r} holds nothing, though this shard has served before: its data was lost or is not mounted",
+                f"{folder!r} is empty, but this shard has served before: its data was lost, or its file system is "
+                "not mounted",
                 path=folder,
                 advice="mount it, or restore the whole directory from a backup; to give its messages up for good, take "
                 f'"begun" out of {root}/{_MARKER}',

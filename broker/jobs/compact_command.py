@@ -135,8 +135,12 @@ class _Shown:
     def elsewhere(self, topics: Mapping[str, Sequence[str]]) -> None:
         for address, names in sorted(topics.items()):
             some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-            node = f"the node at {address}: run this there, too" if address else "no node that is known now"
-            click.echo(f"{len(names)} topics are passed over, their files are those of {node} ({some})")
+            owner = (
+                f"the node at {address} owns them: run this command there, too"
+                if address
+                else "their owner is not known"
+            )
+            click.echo(f"{len(names)} topics are skipped ({some}): {owner}")
 
     def planned(self, plans: Sequence[TopicPlan]) -> None:
         self._total_bytes = sum(plan.read_bytes for plan in plans)
@@ -146,14 +150,15 @@ class _Shown:
                 live = sum(ledger.present_count - ledger.settled_count for ledger in ledgers)
                 click.echo(
                     f"{plan.topic}: rewrite {len(ledgers)} ledgers of {_size(plan.ledger_bytes)} "
-                    f"with {live} live messages, about {_size(plan.freed_bytes)} go"
+                    f"with {live} live messages, which frees about {_size(plan.freed_bytes)}"
                 )
             if plan.buckets:
                 waiting = sum(bucket.waiting_count for bucket in plan.buckets)
                 click.echo(f"{plan.topic}: merge {len(plan.buckets)} buckets with {waiting} entries into one")
             if plan.left_count:
                 click.echo(
-                    f"{plan.topic}: {plan.left_count} more ledgers are left for another run by its caps"
+                    f"{plan.topic}: {plan.left_count} more ledgers exceed the limits of this run and are left for "
+                    "another one"
                 )
         if not plans:
             click.echo("Nothing is worth compacting.")
@@ -175,7 +180,7 @@ class _Shown:
         if result.committed is None:
             return
         for ledger_id, refusal in sorted(result.committed.refused.items()):
-            click.echo(f"{result.topic}: ledger {ledger_id} stays as it was: {refusal.value}", err=True)
+            click.echo(f"{result.topic}: ledger {ledger_id} was not replaced: {refusal.value}", err=True)
 
     def sum_up(self, results: Sequence[TopicResult]) -> None:
         if not self._is_apply or not results:
@@ -189,7 +194,7 @@ class _Shown:
         click.echo(
             f"{ledgers} ledgers were rewritten, {refused} refused; buckets of {merged} topics were merged; "
             f"{failed} topics failed; {seconds:.1f} s on {self._engine} after {self._start_up_seconds:.1f} s of "
-            f"start-up. Old files go with the next checkpoint."
+            "start-up. The next checkpoint deletes the old files."
         )
 
     def end_line(self) -> None:

@@ -124,9 +124,9 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
     vfs = vfs or ReadOnlyVfs()
     refuse_shard_folders(vfs, root)
     if is_unused(vfs, layout):
-        raise NotFound(f"{path!r} is neither a backup nor a data directory: nothing of a broker is in it")
+        raise NotFound(f"{path!r} is neither a backup nor a data directory: it contains no files of a broker")
     if vfs.exists(layout.unfinished):
-        raise NotFound(f"{path!r} is not whole: a backup or a restore was cut short, or still goes on")
+        raise NotFound(f"{path!r} is incomplete: a backup or a restore was interrupted or is still running")
     if vfs.exists(layout.backup_marker):
         yield Folder(root, BACKUP, vfs)
         return
@@ -147,7 +147,7 @@ def _locked(vfs: Vfs, layout: Layout) -> Iterator[None]:
 
 def _at_work(path: str) -> Fenced:
     return Fenced(
-        f"A broker, or another job, is at work on {path!r}: audit a backup of it (`postdate-broker backup create`), or "
-        "stop it first",
+        f"A broker or another job uses {path!r}: audit a backup of it (`postdate-broker backup create`), or stop it "
+        "first",
         reason="DATA_DIR_LOCKED",
     )

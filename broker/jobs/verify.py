@@ -48,7 +48,7 @@ def verify_data_dir(vfs: Vfs, data_dir: str) -> Report:
     """
     layout = Layout(data_dir.rstrip("/") or "/")
     if not any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics, layout.lock))):
-        raise NotFound(f"{data_dir!r} is not a data directory: nothing of a broker is in it")
+        raise NotFound(f"{data_dir!r} is not a data directory: it contains no files of a broker")
     lock = vfs.lock(layout.lock)
     if lock is None:
         raise Fenced(f"A broker is running on {data_dir!r}: stop it first", reason="DATA_DIR_LOCKED")

@@ -61,7 +61,9 @@ def node_name(config: BrokerConfig) -> str:
     """Return the name of this node; raises ConfigError if the cluster has none of it."""
     name, nodes = config.node or socket.gethostname(), parse_nodes(config.cluster_nodes)
     if name not in nodes:
-        raise ConfigError(f"This node is {name!r}, but cluster_nodes has only {', '.join(nodes)}: set node")
+        raise ConfigError(
+            f"This node is {name!r}, but cluster_nodes contains only {', '.join(nodes)}: set node"
+        )
     return name
 
 

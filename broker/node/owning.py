@@ -97,14 +97,14 @@ class Owning:
             return 0
         if server.failure is None:
             log.warning(
-                "The shard is handed over: this process ends, and is to be started again as a standby",
+                "The shard was handed over; this process ends and must be restarted as a standby",
                 to=self._successor,
             )
             return 1
         if isinstance(server.failure.__cause__, Fenced):
             self._member.rest.begin()
             log.error(
-                "Another node owns the shard now: this process ends, and is to be started again as a standby",
+                "Another node owns the shard now; this process ends and must be restarted as a standby",
                 error=server.failure.__cause__,
                 rest_ms=self._member.rest.left_ms(),
             )
@@ -137,7 +137,8 @@ class Owning:
         left_ms = self._won.taken.until_ms - self._member.clock.now_ms()
         if left_ms > _CEILING_WAIT_MS:
             log.warning(
-                "The clock of the owner before is ahead of this one: what it may have handed out counts as due",
+                "The clock of the previous owner is ahead of this node's; messages it may have delivered count as "
+                "due",
                 ahead_ms=left_ms,
             )
         if left_ms >= 0:

@@ -73,12 +73,14 @@ class ShardBases:
         own = await self._look()
         for base in [stored.base for stored in reversed(own)]:
             await self._empty(data_dir)
-            log.info("The folder is made from a base", data_dir=data_dir, base=base.name, bytes=base.bytes)
+            log.info(
+                "Building the data directory from a base", data_dir=data_dir, base=base.name, bytes=base.bytes
+            )
             try:
                 await restore_base(self._bases, base, self._vfs, data_dir, self._broker_id)
             except (Corrupt, NotFound) as error:
                 log.warning(
-                    "A base cannot be used; the one before it is", base=base.name, error=error.message
+                    "A base cannot be used; trying the previous one", base=base.name, error=error.message
                 )
                 continue
             return True
@@ -105,7 +107,7 @@ class ShardBases:
                 if not is_young or log_bytes >= _BASE_BYTES * patience:
                     await self.make(broker, group_log)
             except (OSError, PostdateError) as error:
-                log.warning("A base could not be made; the log grows until one is", error=str(error))
+                log.warning("A base could not be made; the log is not trimmed until one is", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def make(self, broker: Broker, group_log: ObjectGroupLog) -> Base:
@@ -120,7 +122,7 @@ class ShardBases:
                 topics=len(root.topics),
             )
             base = await self._bases.upload(self._vfs, pins, cut)
-        log.info("A base is stored", base=base.name, bytes=base.bytes, uploaded_bytes=base.uploaded_bytes)
+        log.info("A base was stored", base=base.name, bytes=base.bytes, uploaded_bytes=base.uploaded_bytes)
         own = await self._look()
         if len(own) >= _KEPT:
             await group_log.trim(own[-_KEPT].base.lsn + 1)

@@ -109,12 +109,13 @@ class Standby:
         self._follower.competes_last = passed == SKEW_MAX_MS
         if passed == SKEW_MAX_MS:
             log.error(
-                "Far from the owner's clock, this node takes over after other standbys", ahead_ms=skew_ms
+                "The clock of this node differs too much from the owner's; other standbys take over first",
+                ahead_ms=skew_ms,
             )
         elif passed:
-            log.warning("The clock of this node is not the owner's", ahead_ms=skew_ms)
+            log.warning("The clock of this node differs from the owner's", ahead_ms=skew_ms)
         else:
-            log.info("The clock of this node is the owner's again", ahead_ms=skew_ms)
+            log.info("The clock of this node agrees with the owner's again", ahead_ms=skew_ms)
 
     def _passes(self, skew_ms: int, bound_ms: int) -> bool:
         return skew_ms > (bound_ms * _CLEARED_SHARE if bound_ms <= self._told_skew_ms else bound_ms)

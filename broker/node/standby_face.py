@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from broker.node.following import Following
 from broker.node.member import Member
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot

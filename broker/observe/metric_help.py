@@ -110,18 +110,18 @@ HELP: dict[str, str] = {
     "epoch": "Epoch of the last group of the log that this node has read or written.",
     "lease_seconds_left": "Time for which the owner may answer without another stored group; 0 on a standby.",
     "standby_lag_records": "Records in the log that this standby has not applied yet.",
-    "standby_lag_seconds": "Age of the last group that this standby has applied; 0 if it has applied all there is.",
-    "base_age_seconds": "Age of the newest base in the object store; 0 before there is one.",
+    "standby_lag_seconds": "Age of the last group that this standby has applied; 0 if it has applied all of them.",
+    "base_age_seconds": "Age of the newest base in the object store; 0 if there is none.",
     "log_bytes": "Size of the shard's log in the object store, as far as this node has seen it.",
     "clock_skew_seconds": (
-        "Time by which this standby's clock is ahead of the owner's; negative: behind. The least of the last hundred "
-        "groups, as they take a moment to arrive; 0 on the owner."
+        "Time by which this standby's clock is ahead of the owner's; negative: behind. The minimum over the last 100 "
+        "groups, because each takes time to arrive; 0 on the owner."
     ),
-    "take_overs": "Changes of owners that this process has seen, its own included.",
+    "take_overs": "Changes of the owner of the shard seen by this process, its own take-over included.",
     "checkpoints": "Checkpoints completed.",
     "file_retries": (
-        "File operations that failed without effect and were retried: no file descriptors, memory or disk "
-        "space. What depends on them is delayed."
+        "File operations that failed without effect and were retried, for lack of file descriptors, memory or disk "
+        "space. Requests that depend on them are delayed."
     ),
     "checkpoint_failures": "Checkpoints that failed. Must stay 0.",
     "checkpoint_duration_seconds": "Duration of a checkpoint.",

@@ -265,7 +265,7 @@ def _read_grants(config: BrokerConfig) -> Grants:
 def _read_authenticator(config: BrokerConfig) -> Authenticator:
     tokens = _parsed("tokens_file", config.tokens_file, parse_tokens) if config.tokens_file else ()
     if config.tokens_file and os.stat(config.tokens_file).st_mode & stat.S_IROTH:
-        log.warning("The file of tokens is readable by every user of this machine", path=config.tokens_file)
+        log.warning("tokens_file is readable by all users of this machine", path=config.tokens_file)
     if not config.jwt_keys_file:
         return Authenticator(tokens)
     from broker.rpc.json_web_tokens import JwtRules, parse_algorithms, parse_jwt_keys  # noqa: PLC0415 - slow to load

@@ -93,18 +93,18 @@ def read_tables(text: str, name: str) -> list[dict[str, Any]]:
 
 def _grant(where: str, fields: dict[str, Any]) -> Grant:
     if unknown := sorted(fields.keys() - _FIELDS):
-        raise ConfigError(f"{where} has {unknown[0]!r}, which is not known")
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
     principals, topics, rights = (_texts(where, fields, name) for name in ("principals", "topics", "rights"))
     subscriptions = _texts(where, fields, "subscriptions") if "subscriptions" in fields else None
     for principal in principals:
         if not principal.startswith(_KINDS) and principal != "*":
             raise ConfigError(
-                f"{where} names principal {principal!r}: one begins with {', '.join(_KINDS)}, or is * for everybody "
-                "who is known"
+                f"{where}: invalid principal {principal!r}: it must begin with {', '.join(_KINDS)}, or be * for all "
+                "authenticated principals"
             )
     for right in rights:
         if right not in _RIGHTS:
-            raise ConfigError(f"{where} gives the right {right!r}; there are {', '.join(_RIGHTS)}")
+            raise ConfigError(f"{where}: unknown right {right!r}; the rights are {', '.join(_RIGHTS)}")
         if subscriptions is not None and _RIGHTS[right] not in SUBSCRIPTION_RIGHTS:
             raise ConfigError(
                 f"{where}: right {right!r} cannot be limited to subscriptions; put it in a grant without subscriptions"
@@ -121,7 +121,7 @@ def _grant(where: str, fields: dict[str, Any]) -> Grant:
 def _texts(where: str, fields: dict[str, Any], name: str) -> list[str]:
     texts = fields.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ConfigError(f'{where} needs {name}, a list of texts such as {name} = ["*"]')
+        raise ConfigError(f'{where}: {name} must be a list of strings such as {name} = ["*"]')
     return texts
 
 

@@ -136,22 +136,22 @@ def parse_tokens(text: str) -> tuple[TokenHash, ...]:
 
 def _token(where: str, fields: dict[str, Any]) -> TokenHash:
     if unknown := sorted(fields.keys() - {"principal", "sha256", "expires"}):
-        raise ConfigError(f"{where} has {unknown[0]!r}, which is not known")
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
     principal, digest, expires = fields.get("principal"), fields.get("sha256"), fields.get("expires")
     if not isinstance(principal, str) or not _is_name(principal):
         raise ConfigError(
-            f"{where} needs a principal, a name of at most {_NAME_CHARACTERS_MAX} characters without *"
+            f"{where}: principal is required: a name of at most {_NAME_CHARACTERS_MAX} characters without *"
         )
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ConfigError(
-            f"{where} needs sha256, 64 hexadecimal digits: the hash of the token, not the token"
+            f"{where}: sha256 is required: 64 hexadecimal digits, the hash of the token, not the token itself"
         )
     if expires is None:
         return TokenHash(principal, bytes.fromhex(digest), _NEVER_MS)
     if isinstance(expires, date) and not isinstance(expires, datetime):
         expires = datetime(expires.year, expires.month, expires.day, tzinfo=UTC)
     if not isinstance(expires, datetime) or expires.tzinfo is None:
-        raise ConfigError(f"{where} has an expires that is no time with a zone, such as 2027-01-31T00:00:00Z")
+        raise ConfigError(f"{where}: expires must be a time with a time zone, such as 2027-01-31T00:00:00Z")
     return TokenHash(principal, bytes.fromhex(digest), int(expires.timestamp() * 1000))
 
 

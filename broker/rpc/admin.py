@@ -13,7 +13,6 @@ from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
 from broker.observe.cluster_view import ViewCluster
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
-from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
@@ -30,6 +29,7 @@ from broker.rpc.policies import (
     subscription_policy_of,
     topic_policy_of,
 )
+from broker.rpc.request_ids import RequestIds
 from broker.rpc.stats import get_stats
 from broker.rpc.telling import tell_freely
 from broker.subscriptions.types import SubscriptionType
@@ -62,10 +62,10 @@ class AdminService:
         self._cluster = cluster
         self._shard_port = shard_port
         self._version = version
-        self._answers = Answers(broker.clock)
-        self._control = ControlCalls(broker, self._answers)
-        self._dead_letters = DeadLetterCalls(broker, self._answers)
-        self._backups = BackupCalls(broker, self._answers)
+        self._request_ids = RequestIds(broker.clock)
+        self._control = ControlCalls(broker, self._request_ids)
+        self._dead_letters = DeadLetterCalls(broker, self._request_ids)
+        self._backups = BackupCalls(broker, self._request_ids)
 
     def handlers(self) -> dict[str, Handler]:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
@@ -101,7 +101,7 @@ class AdminService:
             tell_freely()
             return admin_pb2.CreateTopicResponse(topic=describe_topic(topic))
 
-        return await self._answers.once(request.name, request, create)
+        return await self._request_ids.once(request.name, request, create)
 
     async def _get_topic(self, request: admin_pb2.GetTopicRequest) -> Message:
         check_name("topic", request.name, "name")
@@ -121,7 +121,7 @@ class AdminService:
             tell_freely()
             return admin_pb2.UpdateTopicResponse(topic=describe_topic(topic))
 
-        return await self._answers.once(request.name, request, update)
+        return await self._request_ids.once(request.name, request, update)
 
     async def _delete_topic(self, request: admin_pb2.DeleteTopicRequest) -> Message:
         self._broker.check_serving()
@@ -132,7 +132,7 @@ class AdminService:
             tell_freely()
             return admin_pb2.DeleteTopicResponse()
 
-        return await self._answers.once(request.name, request, delete)
+        return await self._request_ids.once(request.name, request, delete)
 
     async def _list_topics(self, request: admin_pb2.ListTopicsRequest) -> Message:
         topics, token = page_by_name(
@@ -164,7 +164,7 @@ class AdminService:
                 subscription=describe_subscription(topic, subscription)
             )
 
-        return await self._answers.once(request.topic, request, create)
+        return await self._request_ids.once(request.topic, request, create)
 
     async def _get_subscription(self, request: admin_pb2.GetSubscriptionRequest) -> Message:
         check_name("topic", request.topic, "topic")
@@ -183,7 +183,7 @@ class AdminService:
             tell_freely()
             return admin_pb2.DeleteSubscriptionResponse()
 
-        return await self._answers.once(request.topic, request, delete)
+        return await self._request_ids.once(request.topic, request, delete)
 
     async def _list_subscriptions(self, request: admin_pb2.ListSubscriptionsRequest) -> Message:
         check_name("topic", request.topic, "topic")
@@ -256,7 +256,7 @@ class AdminService:
             raise InvalidRequest("Name the node that is to own the shard", field="to", reason="NODE_MISSING")
         if self._cluster is None:
             raise NotFound(
-                f"This broker is in no cluster with a node {request.to!r}", reason="NODE_NOT_FOUND"
+                f"This broker is not in a cluster with a node {request.to!r}", reason="NODE_NOT_FOUND"
             )
         await self._cluster.hand_over.move(request.to, request.shard)
         return admin_pb2.MoveShardResponse()

@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from broker.folder.broker import Broker
-from broker.rpc.answers import Answers
 from broker.rpc.paging import page_by_name
+from broker.rpc.request_ids import RequestIds
 from broker.storage.backup_marker import Backup
 from postdate_api.v1 import admin_pb2
 
@@ -21,9 +21,9 @@ _NO_TOPIC = ""
 class BackupCalls:
     """See the module's description. Part of the AdminService, whose answers to repeats it shares."""
 
-    def __init__(self, broker: Broker, answers: Answers) -> None:
+    def __init__(self, broker: Broker, request_ids: RequestIds) -> None:
         self._broker = broker
-        self._answers = answers
+        self._request_ids = request_ids
 
     def calls(self) -> dict[str, Call]:
         return {
@@ -40,7 +40,7 @@ class BackupCalls:
             path = self._broker.backups.path(backup.name)
             return admin_pb2.CreateBackupResponse(backup=describe_backup(backup, path))
 
-        return await self._answers.once(_NO_TOPIC, request, create)
+        return await self._request_ids.once(_NO_TOPIC, request, create)
 
     async def _list(self, request: admin_pb2.ListBackupsRequest) -> Message:
         self._broker.check_serving()
@@ -58,7 +58,7 @@ class BackupCalls:
             await self._broker.backups.delete(request.name)
             return admin_pb2.DeleteBackupResponse()
 
-        return await self._answers.once(_NO_TOPIC, request, delete)
+        return await self._request_ids.once(_NO_TOPIC, request, delete)
 
 
 def describe_backup(backup: Backup, path: str) -> admin_pb2.Backup:

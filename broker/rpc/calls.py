@@ -13,7 +13,7 @@ from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
 from broker.observe.metrics import BrokerCounters
-from broker.rpc.audit import audited
+from broker.rpc.audit_trail import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
@@ -52,7 +52,7 @@ def parse(kind: type[Request], raw: bytes, config: BrokerConfig) -> Request:
         return kind.FromString(raw)
     except DecodeError as error:
         raise InvalidRequest(
-            f"The request is not a {kind.DESCRIPTOR.name}, or a text in it is not UTF-8",
+            f"The request is not a {kind.DESCRIPTOR.name}, or a string in it is not UTF-8",
             reason="MALFORMED_REQUEST",
         ) from error
 

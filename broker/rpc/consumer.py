@@ -17,7 +17,7 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
-from broker.rpc.audit import CONTEXT, note_created
+from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.batch_room import StreamRoom, batch_rooms
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner
@@ -284,7 +284,7 @@ class ConsumerService:
             batch = self._batch_for(consumer)
             if batch is None and consumer.lacks_room:
                 raise LimitReached(
-                    "There were messages, and no room for them: too much waits for clients that do not read",
+                    "Messages are available, but too many answers wait for clients that do not read",
                     reason="TOO_MANY_CALLS",
                 ) from None
         finally:

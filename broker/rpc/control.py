@@ -11,9 +11,9 @@ from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, TIME_MS_MAX, Position
-from broker.rpc.answers import Answers
 from broker.rpc.entries import check_initial_position
 from broker.rpc.policies import describe_subscription, masked_subscription_fields, subscription_policy_of
+from broker.rpc.request_ids import RequestIds
 from broker.rpc.telling import tell_freely
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
@@ -27,9 +27,9 @@ Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
 class ControlCalls:
     """See the module's description. Part of the AdminService, whose answers to repeats it shares."""
 
-    def __init__(self, broker: Broker, answers: Answers) -> None:
+    def __init__(self, broker: Broker, request_ids: RequestIds) -> None:
         self._broker = broker
-        self._answers = answers
+        self._request_ids = request_ids
 
     def calls(self) -> dict[str, Call]:
         return {
@@ -53,7 +53,7 @@ class ControlCalls:
                 subscription=describe_subscription(topic, subscription)
             )
 
-        return await self._answers.once(request.topic, request, update)
+        return await self._request_ids.once(request.topic, request, update)
 
     async def _seek(self, request: admin_pb2.SeekRequest) -> Message:
         self._check(request.topic, request.subscription)
@@ -69,7 +69,7 @@ class ControlCalls:
                 position=message_pb2.MessageId(ledger_id=begins.ledger_id, entry_id=begins.entry_id)
             )
 
-        return await self._answers.once(request.topic, request, seek)
+        return await self._request_ids.once(request.topic, request, seek)
 
     async def _skip_all(self, request: admin_pb2.SkipAllRequest) -> Message:
         self._check(request.topic, request.subscription)
@@ -79,7 +79,7 @@ class ControlCalls:
             tell_freely()
             return admin_pb2.SkipAllResponse(skipped_messages=skipped)
 
-        return await self._answers.once(request.topic, request, skip)
+        return await self._request_ids.once(request.topic, request, skip)
 
     async def _pause(self, request: admin_pb2.PauseRequest) -> Message:
         self._check(request.topic, request.subscription)
@@ -90,7 +90,7 @@ class ControlCalls:
             tell_freely()
             return admin_pb2.PauseResponse(subscription=describe_subscription(topic, subscription))
 
-        return await self._answers.once(request.topic, request, pause)
+        return await self._request_ids.once(request.topic, request, pause)
 
     async def _resume(self, request: admin_pb2.ResumeRequest) -> Message:
         self._check(request.topic, request.subscription)
@@ -101,7 +101,7 @@ class ControlCalls:
             tell_freely()
             return admin_pb2.ResumeResponse(subscription=describe_subscription(topic, subscription))
 
-        return await self._answers.once(request.topic, request, resume)
+        return await self._request_ids.once(request.topic, request, resume)
 
     def _check(self, topic: str, subscription: str, field: str = "subscription") -> None:
         self._broker.check_serving()
@@ -117,7 +117,7 @@ def _check_target(request: admin_pb2.SeekRequest) -> None:
     match request.WhichOneof("target"):
         case "id":
             if not 0 < request.id.ledger_id <= LEDGER_ID_MAX or request.id.entry_id > ENTRY_ID_MAX:
-                raise InvalidRequest("No message has this id", field="id", reason="INVALID_SEEK_TARGET")
+                raise InvalidRequest("No message can have this id", field="id", reason="INVALID_SEEK_TARGET")
         case "publish_time_ms":
             if not 0 <= request.publish_time_ms <= TIME_MS_MAX:
                 raise InvalidRequest(

@@ -13,11 +13,11 @@ from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import Entries, Position, count_entries, without_entries
-from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
+from broker.rpc.request_ids import RequestIds
 from broker.rpc.status import encode_failures
 from broker.rpc.telling import tell_freely
 from broker.subscriptions.requests import FailedIds, failed_ids
@@ -38,10 +38,10 @@ Request = admin_pb2.RequeueDeadLettersRequest | admin_pb2.PurgeDeadLettersReques
 class DeadLetterCalls:
     """See the module's description. Part of the AdminService, whose answers to repeats it shares."""
 
-    def __init__(self, broker: Broker, answers: Answers) -> None:
+    def __init__(self, broker: Broker, request_ids: RequestIds) -> None:
         self._broker = broker
         self._office = broker.dead_letters
-        self._answers = answers
+        self._request_ids = request_ids
 
     def calls(self) -> dict[str, Call]:
         return {
@@ -79,7 +79,7 @@ class DeadLetterCalls:
             response = admin_pb2.RequeueDeadLettersResponse(requeued_messages=count_entries(moved))
             return await _with_failures(response, chosen, moved, failures)
 
-        return await self._answers.once(request.topic, request, requeue)
+        return await self._request_ids.once(request.topic, request, requeue)
 
     async def _purge(self, request: admin_pb2.PurgeDeadLettersRequest) -> Message:
         self._broker.check_serving()
@@ -92,7 +92,7 @@ class DeadLetterCalls:
             response = admin_pb2.PurgeDeadLettersResponse(purged_messages=count_entries(purged))
             return await _with_failures(response, chosen, purged, failures)
 
-        return await self._answers.once(request.topic, request, purge)
+        return await self._request_ids.once(request.topic, request, purge)
 
     def _find(self, topic_name: str, name: str) -> tuple[Topic, Subscription]:
         check_name("topic", topic_name, "topic")

@@ -299,7 +299,7 @@ def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
         return producer_pb2.ProduceRequest.FromString(raw)
     except DecodeError as error:
         raise InvalidRequest(
-            "The request is not a ProduceRequest, or a text in it is not UTF-8", reason="MALFORMED_REQUEST"
+            "The request is not a ProduceRequest, or a string in it is not UTF-8", reason="MALFORMED_REQUEST"
         ) from error
 
 

@@ -61,9 +61,7 @@ class FollowedOwner:
 
 def not_owner(route: OwnerRoute) -> Unavailable:
     """Return the refusal of a call that only the owner can answer."""
-    where = (
-        f"its owner is at {route.owner_address}" if route.owner_address else "and nobody is known who does"
-    )
+    where = f"its owner is at {route.owner_address}" if route.owner_address else "its owner is not known"
     return Unavailable(
         f"This node does not own the shard; {where}",
         reason="NOT_OWNER",
@@ -76,7 +74,7 @@ def not_owner(route: OwnerRoute) -> Unavailable:
 def _lost_owner() -> Unavailable:
     """Return the end of a call that was passed on to somebody who owns the shard no more."""
     return Unavailable(
-        "The shard has another owner now, or this node owns it itself: the call may have had its effect or not",
+        "The owner of the shard has changed; the call may or may not have taken effect",
         reason="OWNER_UNREACHABLE",
         retry_after_ms=_RETRY_MS,
     )

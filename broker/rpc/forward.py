@@ -215,7 +215,7 @@ class OwnerConnections:
             connection = _Connection(self._open_channel(self._options))
         except ConfigError as error:
             if str(error) != self._problem:
-                log.error("Calls cannot be passed on to the owner", error=error)
+                log.error("Calls cannot be forwarded to the owner", error=error)
             self._problem, self._opens_at = str(error), now + PAUSE_SECONDS
             raise _unreadable() from error
         self._problem = ""
@@ -255,11 +255,14 @@ async def watch_unread(connections: Callable[[], Iterable[OwnerConnections]]) ->
 
 
 def _crowded() -> LimitReached:
-    return LimitReached("Messages wait to be passed on, this one for longest", reason="TOO_MANY_CALLS")
+    return LimitReached(
+        "Messages to be forwarded have reached the memory limit; this call had waited longest",
+        reason="TOO_MANY_CALLS",
+    )
 
 
 def _unreadable() -> Unavailable:
-    return Unavailable("The node's certificate cannot be read: its log says why")
+    return Unavailable("The certificate of the node cannot be read: see its log")
 
 
 async def forward_unary(
@@ -386,8 +389,8 @@ async def _send(send: Send, call: Any, forwarded: ForwardedCall) -> None:
     except grpc.aio.BaseError:
         forwarded.end(Unavailable("The caller's stream broke"))
     except Exception as error:
-        log.error("A call could not be passed on", exc_info=error)
-        forwarded.end(Unavailable("The call could not be passed on; the log says why"))
+        log.error("A call could not be forwarded", exc_info=error)
+        forwarded.end(Unavailable("The call could not be forwarded: see the log of this node"))
 
 
 async def _fail_alike(host: CallHost, context: Context, error: grpc.aio.AioRpcError) -> None:

@@ -127,7 +127,7 @@ class Front:
         self._tasks.append(spawn_lasting("route of the front", self._watch_route()))
         self._tasks.append(spawn_lasting("unread calls", watch_unread(self._connections)))
         self._tasks += [spawn_lasting(name, watch) for name, watch in self._port.watches()]
-        log.info("Passing calls on to the owner", grpc=self.address, owner=self._owner.route.owner_address)
+        log.info("Forwarding calls to the owner", grpc=self.address, owner=self._owner.route.owner_address)
 
     async def stop(self) -> None:
         """Close the port and end all calls."""

@@ -10,7 +10,7 @@ import grpc
 from broker.errors import NotFound, Refused
 from broker.folder.broker import Broker
 from broker.observe.cluster_view import ViewCluster
-from broker.rpc.audit import CONTEXT
+from broker.rpc.audit_trail import CONTEXT
 from broker.rpc.call_metadata import DIRECT
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.rpc.tls import channel_to_node
@@ -70,17 +70,19 @@ class HandOver:
         view = self._view()
         if (answer.cluster_id, answer.node) != (view.cluster_id, node):
             raise _not_following(
-                node, f"at its address answers node {answer.node!r} of cluster {answer.cluster_id!r}"
+                node, f"node {answer.node!r} of cluster {answer.cluster_id!r} answers at its address"
             )
         shard = next((each for each in answer.shards if each.number == view.shard), admin_pb2.ClusterShard())
         if shard.epoch != view.route.epoch:
-            raise _not_following(node, f"it has read up to epoch {shard.epoch} of {view.route.epoch}")
+            raise _not_following(
+                node, f"it has read up to epoch {shard.epoch}, and the shard is at epoch {view.route.epoch}"
+            )
         # Both times are of this clock: the owner stores at least a heartbeat every quarter of a lease.
         behind_ms = self._broker.clock.now_ms() - shard.applied_time_ms
         if not shard.applied_time_ms or behind_ms > FOLLOWED_WITHIN_MS:
             records = max(view.applied_lsn - shard.applied_lsn, 0)
             raise _not_following(
-                node, f"it is {records} records behind, and more than {FOLLOWED_WITHIN_MS} ms"
+                node, f"it is {records} records and more than {FOLLOWED_WITHIN_MS} ms behind"
             )
 
 

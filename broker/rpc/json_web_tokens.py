@@ -56,7 +56,7 @@ def name_in_token(token: str, rules: JwtRules) -> tuple[object, int]:
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
         # Which check failed is for the log of whoever made the token, and a help for whoever forges one.
         raise Unauthenticated(
-            "The token is not one that this broker takes", reason="CREDENTIALS_INVALID"
+            "This broker does not accept the token", reason="CREDENTIALS_INVALID"
         ) from error
     return claims["sub"], int(claims["exp"]) * 1000 + rules.leeway_ms
 
@@ -92,7 +92,9 @@ def parse_algorithms(text: str) -> frozenset[str]:
     named = frozenset(name.strip() for name in text.split(",") if name.strip())
     if not named or not named <= ALGORITHMS:
         wrong = ", ".join(sorted(named - ALGORITHMS)) or "nothing"
-        raise ConfigError(f"jwt_algorithms names {wrong}; there are {', '.join(sorted(ALGORITHMS))}")
+        raise ConfigError(
+            f"jwt_algorithms: unknown algorithm {wrong}; the algorithms are {', '.join(sorted(ALGORITHMS))}"
+        )
     return named
 
 
@@ -103,7 +105,7 @@ def parse_jwt_keys(text: str) -> tuple[JwtKey, ...]:
     except (ValueError, TypeError, AttributeError, KeyError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise ConfigError(f"it is neither a JWKS nor PEM with public keys: {error}") from error
     if not keys:
-        raise ConfigError("it has no public key to check signatures with")
+        raise ConfigError("it contains no public key to verify signatures with")
     return keys
 
 
@@ -111,7 +113,9 @@ def _jwks(document: dict[str, Any]) -> tuple[JwtKey, ...]:
     keys = []
     for entry in document.get("keys", [document]):
         if entry.get("kty") == "oct":
-            raise ConfigError("it has a symmetric key (oct): with it, whoever checks tokens could make them")
+            raise ConfigError(
+                "it contains a symmetric key (oct): whoever can check tokens with it can also forge them"
+            )
         if entry.get("kty") not in ("RSA", "EC", "OKP") or entry.get("use", "sig") != "sig":
             continue
         key = jwt.PyJWK.from_dict({**entry, "alg": entry.get("alg") or _any_algorithm(entry)}).key

@@ -1,6 +1,6 @@
 """Length of leases: the limit, and what holds where a request names none.
 
-When a lease of that length ends says `subscriptions.leases.lease_end_ns`.
+`subscriptions.leases.lease_end_ns` computes when a lease of that length ends.
 """
 
 from __future__ import annotations

@@ -88,7 +88,9 @@ class Peers:
             except Exception as error:  # whatever a node answers, it is asked again
                 self._views.pop(node, None)
                 trace = None if isinstance(error, ConfigError) else error
-                log.warning("Another node cannot be asked", node=node, error=error, exc_info=trace)
+                log.warning(
+                    "Another node of the cluster cannot be queried", node=node, error=error, exc_info=trace
+                )
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _ask(self, node: str, channel: grpc.aio.Channel) -> float:

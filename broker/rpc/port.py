@@ -99,7 +99,7 @@ class GrpcPort:
                 self.shard_port = split_address(self._bind_address(config.shard_address))[1]
             except Fenced as error:
                 # Clients may take some time to notice, and no more than that: the front passes their calls on.
-                log.warning("Clients reach this shard through the front alone", because=error)
+                log.warning("Clients can reach this shard only through the front", because=error)
 
     def _bind_address(self, address: str) -> str:
         """Take an address, and return it with its port. Raises Fenced if that cannot be."""
@@ -116,8 +116,8 @@ class GrpcPort:
             port, cause = 0, error
         if not port:
             raise Fenced(
-                f"gRPC cannot listen on {address}: another process holds the port, or the "
-                "address is not this machine's. Stop it, or choose another --grpc-address",
+                f"gRPC cannot listen on {address}: another process uses the port, or the address does not belong to "
+                "this machine. Stop that process, or choose another --grpc-address",
                 reason="ADDRESS_IN_USE",
             ) from cause
         return f"{host}:{port}"

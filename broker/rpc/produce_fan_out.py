@@ -86,7 +86,7 @@ class ProduceFanOut:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._has_unanswered_beside(shard):
                 # What the shard says may be that nothing was done, and is true of its own requests alone.
                 raise Unavailable(
-                    "A shard has ended the stream: requests for others may have had their effect or not",
+                    "A shard has ended the stream; requests to other shards may or may not have taken effect",
                     reason="OWNER_UNREACHABLE",
                 ) from error
             raise
@@ -123,8 +123,8 @@ class ProduceFanOut:
         except grpc.aio.BaseError:
             forwarded.end(Unavailable("The caller's stream broke"))
         except Exception as error:
-            log.error("A call could not be passed on", exc_info=error)
-            forwarded.end(Unavailable("The call could not be passed on; the log says why"))
+            log.error("A call could not be forwarded", exc_info=error)
+            forwarded.end(Unavailable("The call could not be forwarded: see the broker's log"))
 
     def _open(self, shard: int, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> Any:
         owner = self._find(shard)

@@ -10,7 +10,7 @@ import grpc
 
 from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
-from broker.rpc.audit import CONTEXT, note_created
+from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
 from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope

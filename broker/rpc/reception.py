@@ -245,7 +245,7 @@ class Places:
             oldest = self._beginning.oldest_of_most()
             if oldest is None:
                 raise LimitReached(
-                    f"The broker serves {self._most} {self._kind.value} at once, and no more",
+                    f"The broker serves at most {self._most} {self._kind.value} at a time",
                     reason="TOO_MANY_CALLS",
                     limit=self._most,
                 )

@@ -12,11 +12,11 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
 from broker.model import TIME_MS_MAX, Position
-from broker.rpc.answers import Answers
-from broker.rpc.audit import note_counts
+from broker.rpc.audit_trail import note_counts
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
+from broker.rpc.request_ids import RequestIds
 from broker.rpc.schedule_answers import (
     encode_outcomes,
     encode_returned,
@@ -46,7 +46,7 @@ class ScheduleService:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._answers = Answers(broker.clock)
+        self._request_ids = RequestIds(broker.clock)
         self._limits = Limits.of(broker.config)
 
     def handlers(self) -> dict[str, Handler]:
@@ -152,7 +152,7 @@ class ScheduleService:
             )
         else:
             work = self._change_named(request, chosen, change)
-        return await self._answers.once(request.topic, request, work)
+        return await self._request_ids.once(request.topic, request, work)
 
     def _change_named(
         self, request: ChangeRequest, chosen: Named, change: Change

@@ -20,11 +20,11 @@ from broker.errors import PostdateError
 from broker.folder.backup import BackupFailed, backup_folder
 from broker.folder.shard_backups import ShardBackups
 from broker.observe.logs import get_logger
-from broker.rpc.answers import Answers
 from broker.rpc.backups import describe_backup
 from broker.rpc.calls import parse
 from broker.rpc.front import FrontHost
 from broker.rpc.paging import page_by_name
+from broker.rpc.request_ids import RequestIds
 from broker.rpc.status import Context
 from broker.runtime.vfs import LocalVfs
 from broker.storage.backup_marker import Backup, check_label
@@ -56,7 +56,7 @@ class ShardBackupCalls:
         self._host = host
         self._shards = shards
         self._ask = ask
-        self._answers = Answers(host.clock)
+        self._request_ids = RequestIds(host.clock)
         self._backups = ShardBackups(LocalVfs(), backup_folder(host.config))
         self._under_way: set[asyncio.Task[Message]] = set()
 
@@ -70,7 +70,7 @@ class ShardBackupCalls:
         request = parse(admin_pb2.CreateBackupRequest, message, self._host.config)
         check_label(request.label)
         await self._check_rights(context)
-        return await self._answers.once(
+        return await self._request_ids.once(
             "", request, lambda: self._to_its_end(self._create(request.label, context))
         )
 
@@ -86,7 +86,7 @@ class ShardBackupCalls:
     async def delete_backup(self, message: bytes, context: Context) -> Message:
         request = parse(admin_pb2.DeleteBackupRequest, message, self._host.config)
         await self._check_rights(context)
-        return await self._answers.once("", request, lambda: self._to_its_end(self._delete(request.name)))
+        return await self._request_ids.once("", request, lambda: self._to_its_end(self._delete(request.name)))
 
     async def _check_rights(self, context: Context) -> None:
         """Raise what the first shard answers to a caller that may not do anything with backups."""
@@ -156,7 +156,7 @@ class ShardBackupCalls:
             if not isinstance(answer, BaseException)
         ]
         if failures:
-            log.error("A shard made no backup, so there is none of the whole", error=failures[0])
+            log.error("The backup of a shard failed; no backup was made", error=failures[0])
             await self._remove_parts(parts, context)
             raise failures[0]
         return parts
@@ -169,7 +169,7 @@ class ShardBackupCalls:
             try:
                 await self._ask(DELETE, number, message, context, seconds=_REMOVAL_SECONDS)
             except (grpc.aio.AioRpcError, PostdateError) as error:
-                log.warning("A part of a backup that failed is left", path=part.path, error=error)
+                log.warning("A part of a failed backup could not be removed", path=part.path, error=error)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

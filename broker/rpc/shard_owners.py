@@ -74,7 +74,7 @@ class LocalShards:
 
     async def close(self) -> None:
         for shard in self._shards:
-            await shard.close(Unavailable("The broker stops"))
+            await shard.close(Unavailable("The broker is stopping"))
 
 
 class ClusterShards:

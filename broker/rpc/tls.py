@@ -106,8 +106,8 @@ def _check_pair(config: BrokerConfig, certificate: Certificate, key: bytes) -> N
     now = datetime.now(UTC)
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         raise ConfigError(
-            f"tls_cert_file: {config.tls_cert_file} is valid from {certificate.not_valid_before_utc} to "
-            f"{certificate.not_valid_after_utc}, and not now"
+            f"tls_cert_file: {config.tls_cert_file} is valid only from {certificate.not_valid_before_utc} to "
+            f"{certificate.not_valid_after_utc}"
         )
 
 
@@ -123,7 +123,7 @@ def _certificates(setting: str, path: str, pem: bytes) -> list[Certificate]:
 def _read_key(path: str) -> bytes:
     pem = _read("tls_key_file", path)
     if os.stat(path).st_mode & stat.S_IROTH:
-        raise ConfigError(f"tls_key_file: every user can read {path}: take that right away with chmod o-r")
+        raise ConfigError(f"tls_key_file: {path} is readable by all users: run chmod o-r on it")
     return pem
 
 

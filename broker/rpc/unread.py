@@ -169,7 +169,7 @@ class UnreadRooms:
         """Count a request that waits for room, and is not that of a stream. Raises LimitReached."""
         if self._calls_bytes + request_bytes > CALLS_BYTES_MAX:
             raise LimitReached(
-                "Too many calls that name many messages wait for room for their answers",
+                "Too many calls with large answers are under way",
                 reason="TOO_MANY_CALLS",
             )
         self._calls_bytes += request_bytes

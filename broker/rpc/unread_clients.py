@@ -109,7 +109,7 @@ async def ask_unread(channel: grpc.aio.Channel) -> list[str]:
 def not_read() -> LimitReached:
     """Return why such a call ends."""
     return LimitReached(
-        "The client does not read its messages or the answers to its requests, and others need the memory",
+        "The client does not read its messages or answers, and the broker needs the memory for others",
         reason="ANSWERS_NOT_READ",
     )
 

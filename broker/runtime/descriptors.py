@@ -44,8 +44,8 @@ def fit_descriptors(config: BrokerConfig, limit: int) -> tuple[BrokerConfig, lis
     """
     if limit < DESCRIPTORS_MIN:
         raise ConfigError(
-            f"This process may open {limit} files, and the broker needs {DESCRIPTORS_MIN} at least: raise the limit "
-            "(ulimit -n, LimitNOFILE)"
+            f"The limit of open files is {limit}, but the broker needs at least {DESCRIPTORS_MIN}: raise it (ulimit "
+            "-n, LimitNOFILE)"
         )
     files = min(_OF_A_LEDGER * config.tuning.open_ledgers_max + _SPARE, limit // 2)
     open_ledgers = min(config.tuning.open_ledgers_max, (files - _SPARE) // _OF_A_LEDGER)

@@ -57,8 +57,9 @@ class NodeSupervisor(ShardSupervisor):
         """`command` starts the process of a shard. Raises ConfigError."""
         if config.access_file and config.tls_client_ca_file:
             raise ConfigError(
-                f"The cluster has {cluster.shards} shards, and access_file and tls_client_ca_file are set: an identity "
-                "from a client's certificate does not reach a shard. Use tokens without tls_client_ca_file"
+                f"access_file and tls_client_ca_file cannot be used together in a cluster of {cluster.shards} "
+                "shards, because identities of client certificates are not passed on to shards. Use tokens, "
+                "without tls_client_ca_file"
             )
         name, nodes = node_name(config), parse_nodes(config.cluster_nodes)
         self._node = name
@@ -93,7 +94,7 @@ class NodeSupervisor(ShardSupervisor):
         lock = vfs.lock(layout.lock)
         if lock is None:
             raise Fenced(
-                f"Another node holds the data directory {layout.root!r}: stop it, or choose another one",
+                f"Another node uses the data directory {layout.root!r}: stop it, or choose another directory",
                 reason="DATA_DIR_LOCKED",
             )
         return lock
@@ -117,10 +118,10 @@ class NodeSupervisor(ShardSupervisor):
         view = self._view(number)
         route = view.route
         if not route.owner_address:
-            raise Unavailable(f"Shard {number} has no owner that is known here")
+            raise Unavailable(f"The owner of shard {number} is not known")
         host = split_address(route.owner_address)[0]
         raise Unavailable(
-            f"Shard {number} has its pages on its owner, node {route.owner_node}, {host}",
+            f"The pages of shard {number} are on its owner, node {route.owner_node}, {host}",
             reason="NOT_OWNER",
             pages=pages_url(dict(view.pages).get(route.owner_node, ""), host),
         )

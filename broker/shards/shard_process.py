@@ -45,7 +45,7 @@ def check_sockets(config: BrokerConfig, shards: int) -> None:
     longest = len(os.fsencode(grpc_socket(config, shards - 1)))
     if longest > _SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
-            f"data_dir: the sockets of shards would have paths of {longest} bytes, and the system allows "
+            f"data_dir: the socket paths of the shards would have {longest} bytes, and the maximum is "
             f"{_SOCKET_PATH_BYTES_MAX}: choose a shorter path, or start with a relative one"
         )
 

@@ -22,7 +22,7 @@ from broker.config import BrokerConfig
 from broker.errors import Unavailable
 from broker.folder.backup import backup_folder
 from broker.folder.shard_folders import note_begun, open_shard_folders
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 from broker.observe.shard_metrics import merge_metrics
@@ -135,7 +135,7 @@ class ShardSupervisor:
         try:
             note_begun(LocalVfs(), self._config.data_dir)
         except (OSError, Unavailable) as error:  # it is tried again at the next start
-            log.warning("Cannot write down that all shards have served", error=str(error))
+            log.warning("The marker that all shards have served could not be written", error=str(error))
 
     def _watches(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs for as long as the shards do."""
@@ -253,7 +253,7 @@ class ShardSupervisor:
         if self._stop.is_set():
             return
         if not self._is_serving:
-            log.warning("Not all shards serve", because=self._not_ready_because())
+            log.warning("Some shards are not ready", because=self._not_ready_because())
             return
         grpc, http = self._front.address, self._http.address
         log.info("Serving", version=self._version, grpc=grpc, http=http, shards=len(self._children))

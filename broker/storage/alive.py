@@ -73,9 +73,9 @@ def decode_alive(data: bytes, path: str) -> Alive:
     content, crc = data[: -_CRC.size], data[-_CRC.size :]
     magic, version, zero, alive_ms, count = _HEAD.unpack_from(content)
     if (magic, version, zero) != (MAGIC, VERSION, bytes(3)):
-        raise Corrupt("The file does not begin as one", path=path, offset=0)
+        raise Corrupt("The header of the file is invalid", path=path, offset=0)
     if len(content) != _HEAD.size + count * _ABSENCE.size or _CRC.pack(google_crc32c.value(content)) != crc:
-        raise Corrupt("The file is not whole", path=path, offset=0)
+        raise Corrupt("The file is incomplete, or its checksum does not match", path=path, offset=0)
     absences = tuple(map(Absence._make, _ABSENCE.iter_unpack(content[_HEAD.size :])))
     times = [alive_ms, *(time_ms for absence in absences for time_ms in absence)]
     if not all(0 <= time_ms <= TIME_MS_MAX for time_ms in times):

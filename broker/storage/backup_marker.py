@@ -65,7 +65,7 @@ def check_backup_name(name: str) -> None:
     """Raise NotFound unless this can be a backup's name: it becomes a path, which must not leave its folder."""
     if not is_backup_name(name):
         shown = ascii(name if len(name) <= 100 else name[:100] + "...")
-        raise NotFound(f"There is no backup {shown}", reason="BACKUP_NOT_FOUND")
+        raise NotFound(f"Backup {shown} does not exist", reason="BACKUP_NOT_FOUND")
 
 
 def encode_marker(backup: Backup) -> bytes:
@@ -78,12 +78,12 @@ def decode_marker(data: bytes, path: str) -> Backup:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Corrupt("The file is no JSON", path=path, offset=0, advice=_ADVICE) from error
+        raise Corrupt("The file is not JSON", path=path, offset=0, advice=_ADVICE) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Corrupt("The file does not describe a backup", path=path, offset=0, advice=_ADVICE)
     if content.get("version") != VERSION:
         raise Corrupt(
-            f"The backup has version {content.get('version')!r:.20}, this broker knows {VERSION}",
+            f"The backup has version {content.get('version')!r:.20}; this broker reads version {VERSION}",
             path=path,
             offset=0,
             advice="Use the version of the broker that made it.",

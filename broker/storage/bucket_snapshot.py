@@ -384,9 +384,7 @@ def decode_entries(
     )
     last = (int(times[-1]), int(places[-1]))
     if last != (segments.last_ms[index], segments.last_ordinals[index]) or int(places.max()) >= ordinals.end:
-        raise Corrupt(
-            "A bucket segment is not what its metadata says", path=path, offset=offset, advice=ADVICE
-        )
+        raise Corrupt("A bucket segment does not match its metadata", path=path, offset=offset, advice=ADVICE)
     return times, *ordinals.to_positions(places)
 
 

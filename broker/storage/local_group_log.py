@@ -351,7 +351,7 @@ class LocalGroupLog:
             self._file.truncate(length)
         except WriteFailed as error:
             self._is_lengthened = False
-            log.warning("A journal file could not be lengthened ahead of its groups", error=error)
+            log.warning("A journal file could not be preallocated", error=error)
         else:
             self._file_bytes = length
 

@@ -584,7 +584,7 @@ def _unframe(magic: bytes, framed: bytes, path: str) -> bytes:
         raise Corrupt(f"A {name} does not begin with its magic bytes", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
         raise Corrupt(
-            f"A {name} has version {version}, this broker knows {VERSION}",
+            f"A {name} has version {version}; this broker reads version {VERSION}",
             path=path,
             offset=4,
             advice="Start the version of the broker that wrote it.",

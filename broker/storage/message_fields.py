@@ -82,10 +82,10 @@ PROPERTY_NAME_TAG, PROPERTY_VALUE_TAG = tags_of(message_pb2.Message.PropertiesEn
 def body_at(frame: bytes) -> int:
     """Return where the message in a frame begins; raises Corrupt."""
     if frame[:1] != FRAME_HEAD:
-        raise Corrupt("A stored frame does not begin as one")
+        raise Corrupt("The tag of a stored frame is wrong")
     length, at = varint_at(frame, 1)
     if at + length != len(frame):
-        raise Corrupt("A stored frame is not as long as it says")
+        raise Corrupt("The length of a stored frame is wrong")
     return at
 
 
@@ -105,9 +105,9 @@ def walk_fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
         elif wire_type in (FIXED32, FIXED64):
             at += 4 if wire_type == FIXED32 else 8
         else:
-            raise Corrupt(f"A stored message has a field of the unknown kind {wire_type}")
+            raise Corrupt(f"A stored message has a field of the unknown wire type {wire_type}")
         if at > len(message):
-            raise Corrupt("A field of a stored message is cut short")
+            raise Corrupt("A field of a stored message is truncated")
         yield tag, start, content, at
 
 
@@ -121,4 +121,4 @@ def varint_at(octets: memoryview | bytes, at: int) -> tuple[int, int]:
         if octet < 0x80:
             return value, at
         shift += 7
-    raise Corrupt("A number in a stored message never ends")
+    raise Corrupt("A number in a stored message is too long")

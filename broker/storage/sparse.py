@@ -75,17 +75,23 @@ def decode_present(section: bytes, entry_count: int, present_count: int, path: s
     """The surviving entries, from a whole section; `offset` is where it lies, for the error."""
     trailer = peek_present(section)
     if trailer is None or trailer.section_bytes != len(section):
-        raise Corrupt("a sparse ledger does not end with what it holds", path=path, offset=offset)
+        raise Corrupt(
+            "the list of entries at the end of a sparse ledger is missing", path=path, offset=offset
+        )
     if (trailer.entry_count, trailer.present_count) != (entry_count, present_count):
-        raise Corrupt("a sparse ledger counts other entries than the manifest", path=path, offset=offset)
+        raise Corrupt(
+            "the number of entries in a sparse ledger differs from that in the manifest",
+            path=path,
+            offset=offset,
+        )
     if _CRC.unpack_from(section, len(section) - 4)[0] != value(section[:-4]):
-        raise Corrupt("what a sparse ledger says it holds is damaged", path=path, offset=offset)
+        raise Corrupt("the list of entries of a sparse ledger is damaged", path=path, offset=offset)
     try:
         present = bitmap_from_bytes(section[: trailer.bitmap_bytes])
         check(len(present) == present_count, f"{len(present)} entries where there are {present_count}")
         check(not present or present.max() < entry_count, "an entry beyond the end")
     except ValueError as error:
-        what = f"what a sparse ledger says it holds cannot be: {error}"
+        what = "the list of entries of a sparse ledger is damaged"
         raise Corrupt(what, path=path, offset=offset) from error
     return present
 

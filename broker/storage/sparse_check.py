@@ -57,7 +57,7 @@ def examine_generation(
                 same &= read.rows[field] == rows[field]
             if not same.all():
                 entry_id = int(some[np.flatnonzero(~same)[0]])
-                raise Corrupt(f"entry {entry_id} is not what it was made of", path=name.path("rows"))
+                raise Corrupt(f"entry {entry_id} differs from that of the source", path=name.path("rows"))
             expire_at_ms = rows["expire_at_ms"]
             keeps |= not expire_at_ms.all()
             last_expire_ms = max(last_expire_ms, int(expire_at_ms.max()))

@@ -1,4 +1,4 @@
-"""Attempts: how often entries were sent and came back. `waiting.py` has the times. Pure: no file, no clock."""
+"""Attempts: how often entries were sent and came back. `redelivery.py` has the times. Pure: no file, no clock."""
 
 from __future__ import annotations
 

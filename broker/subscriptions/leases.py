@@ -1,4 +1,5 @@
-"""Holders: who has what, and until when. Volatile: a restart ends every lease. Pure but for what it is told of time."""
+"""Leases: which consumer holds which entries, and until when. In memory only: a restart ends every lease. Callers pass
+the time in."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ReasonsMemory:
         if self.held_bytes + self._coming_bytes + bytes_ > self._bytes_max:
             if messages := self._notice.note(count):
                 log.warning(
-                    "Reasons of nacks are not kept: those of all subscriptions take too much memory",
+                    "Nack reasons are discarded because they have reached the memory limit",
                     messages=messages,
                     bytes_max=self._bytes_max,
                 )

@@ -92,7 +92,7 @@ def check_dead_letter_topic(
         suggested = beside if is_name(beside) else ""
         hint = f"name it {beside!r}" if suggested else 'begin its name with that of the topic and a "~"'
         raise Refused(
-            f"Dead-letter topic {name!r} falls into another shard than topic {topic!r}: {hint}",
+            f"Dead-letter topic {name!r} belongs to another shard than topic {topic!r}: {hint}",
             reason="DEAD_LETTER_TOPIC_ELSEWHERE",
             suggested=suggested,
         )

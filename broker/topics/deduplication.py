@@ -288,7 +288,7 @@ def _find(producer: ProducerHistory, batch: Batch, now_ms: int, policy: Effectiv
         at = int(too_old[0])
         raise Refused(
             f"sequence_id {given[at]} (messages[{places[at]}]) may have been stored already: this producer has sent "
-            f"ids up to {producer.highest}, and what became of this one is no longer remembered",
+            f"ids up to {producer.highest}, and the broker no longer remembers the answer to this one",
             reason="SEQUENCE_TOO_OLD",
             sequence_id=int(given[at]),
             highest_sequence_id=producer.highest,

@@ -1,4 +1,4 @@
-"""The settings that topics and subscriptions inherit from the broker's configuration."""
+"""Policies of topics and subscriptions: what they inherit from the broker's settings, and checks of changed ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_subscription_policy(
     initial_ms, max_ms = effective.initial_backoff_ms, effective.max_backoff_ms
     if initial_ms > max_ms:
         raise InvalidRequest(
-            f"initial_backoff_ms would be {initial_ms}, and max_backoff_ms {max_ms}",
+            f"initial_backoff_ms ({initial_ms}) must not exceed max_backoff_ms ({max_ms})",
             field="policy.initial_backoff_ms",
             reason="INVALID_POLICY",
         )

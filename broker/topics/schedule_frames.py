@@ -18,15 +18,15 @@ def schedule_key_of(frame: bytes) -> str:
     """The schedule_key of a message; empty if it has none. Raises Corrupt."""
     try:
         if frame[0] != FRAME_TAG:
-            raise Corrupt("A stored frame does not begin as one")
+            raise Corrupt("The tag of a stored frame is wrong")
         length, at = varint_at(frame, 1)
         if at + length != len(frame):
-            raise Corrupt("A stored frame is not as long as it says")
+            raise Corrupt("The length of a stored frame is wrong")
         return _last_key(frame, at).decode()
     except IndexError:
-        raise Corrupt("A field of a stored message is cut short") from None
+        raise Corrupt("A field of a stored message is truncated") from None
     except UnicodeDecodeError as error:
-        raise Corrupt("A schedule_key that was stored is not UTF-8") from error
+        raise Corrupt("A stored schedule_key is not UTF-8") from error
 
 
 def _last_key(frame: bytes, at: int) -> bytes:
@@ -52,7 +52,7 @@ def _last_key(frame: bytes, at: int) -> bytes:
         elif kind in (FIXED32, FIXED64):
             at += 4 if kind == FIXED32 else 8
         else:
-            raise Corrupt(f"A stored message has a field of the unknown kind {kind}")
+            raise Corrupt(f"A stored message has a field of the unknown wire type {kind}")
     if at != end:
         raise IndexError
     return key

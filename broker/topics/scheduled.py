@@ -173,7 +173,7 @@ class ScheduledLook:
         bar_count = -(-(end_ms - start_ms) // width_ms)
         if bar_count > BARS_MAX:
             raise InvalidRequest(
-                f"Messages are due over {bar_count} bars of {width_ms} ms, over the limit of {BARS_MAX}",
+                f"The range has {bar_count} bars of {width_ms} ms; the limit is {BARS_MAX}",
                 field="width_ms",
                 reason="TOO_MANY_BARS",
                 limit=BARS_MAX,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.config import BrokerConfig
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.cluster_view import ClusterView
 from broker.observe.metrics import ClusterSnapshot
 from broker.runtime.clock import Clock

@@ -445,7 +445,7 @@ def test_a_running_brokers_folder_is_refused(data: Path) -> None:
 
 def test_what_is_not_whole_or_nothing_at_all_is_refused(data: Path, tmp_path: Path) -> None:
     (data / "unfinished").write_bytes(b"")
-    with pytest.raises(NotFound, match="not whole"):
+    with pytest.raises(NotFound, match="is incomplete"):
         audit(data)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(NotFound, match="neither"):

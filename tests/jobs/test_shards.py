@@ -143,7 +143,7 @@ def test_a_folder_all_of_whose_shards_are_unused_says_so(tmp_path: Path) -> None
     ):
         done = run(*command)
         assert done.exit_code and data in done.output, command
-        assert "Nothing was ever stored" in done.output or "nothing of a broker" in done.output
+        assert "Nothing was ever stored" in done.output or "no files of a broker" in done.output
 
 
 def test_a_shard_that_lost_its_root_manifest_is_damaged_and_not_unused(data: Path) -> None:

@@ -261,7 +261,7 @@ async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start,
         command = ["cluster", "move", "--address", trio.address(through), "--to", to]
         moved = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert moved.exit_code == 0, (moved.output, trio.lines())
-        assert await owner.wait() == 1 and owner.logged("The shard is handed over"), owner.lines
+        assert await owner.wait() == 1 and owner.logged("The shard was handed over"), owner.lines
         del trio.processes[name]
         new_name, new_owner = await trio.owner()
         assert new_name == to

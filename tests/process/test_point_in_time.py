@@ -62,13 +62,13 @@ async def test_a_shard_is_restored_to_the_times_at_which_its_owner_had_answered(
         await broker.kill()
     before = tmp_path / "before"
     for options, words in {
-        (url, "--to", str(began_ms - 1)): "does not hold all that was there at",
+        (url, "--to", str(began_ms - 1)): "no longer contains the state at",
         (url, "--to", "2026-12-24T18:00:00"): "no time zone",
         (url, "--to", "1", "--shard", "1"): "has shards 0 to 0",
         (url,): "with --to TIME",
-        (f"{url}#name", "--to", "1"): "leave out what stands behind #",
-        (f"{url}/shards/0",): "the cluster's URL with --to TIME",
-        (str(tmp_path), "--to", "1"): "is a folder, which keeps no log",
+        (f"{url}#name", "--to", "1"): "omit the part after #",
+        (f"{url}/shards/0",): "the URL of the cluster with --to TIME",
+        (str(tmp_path), "--to", "1"): "is a folder, which has no log",
     }.items():
         status, output = await restore(options[0], before, *options[1:])
         assert status in (1, 2) and words in output, output

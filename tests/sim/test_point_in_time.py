@@ -148,7 +148,7 @@ def test_where_the_log_was_trimmed_the_earliest_time_is_told() -> None:
         point, _ = await past.restore(first.now_ms)
         assert point.base is not None and point.base.lsn == lsn
         await group_log.trim(last_lsn + 1)
-        with pytest.raises(NotFound, match="does not hold all that was there at"):
+        with pytest.raises(NotFound, match="no longer contains the state at"):
             await past.restore(first.now_ms + 500)
         last, _ = await past.restore(second.now_ms + 3_600_000)
         assert last.lsn >= second.durable_lsn, "a time to come is the end of the log"
@@ -222,7 +222,7 @@ def test_before_anybody_owned_the_shard_there_was_nothing() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         past = Past(loop)
         await past.play(loop, 1)
-        with pytest.raises(NotFound, match="does not hold all"):
+        with pytest.raises(NotFound, match="no longer contains"):
             await past.restore(past.begun_ms - 1)
 
     run_sim(scenario, 1)

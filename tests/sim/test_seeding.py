@@ -96,7 +96,7 @@ def test_a_folder_that_is_cut_off_right_after_its_seed_waits_for_another_base(
         seeding = asyncio.create_task(standby.seed())
         await asyncio.sleep(10 * PAUSE_SECONDS)
         assert not seeding.done() and standby.bases.seeds == 1, "the same base would come to the same"
-        assert caplog.text.count("waits for another one") == 1
+        assert caplog.text.count("waiting for a new base") == 1
         await LIVES[1](node)
         await bases.make(node.broker, owner.log)
         made = loop.time()

@@ -220,7 +220,7 @@ def test_a_log_that_lost_groups_is_refused() -> None:
         del bucket.objects[last]
         with pytest.raises(PostdateError) as caught:
             await ShardBroker(bucket, loop, "a", disk).follow()
-        assert "the folder holds lsn" in str(caught.value)
+        assert "the data directory contains lsn" in str(caught.value)
 
     run_sim(scenario, seed=1)
 

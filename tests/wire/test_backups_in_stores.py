@@ -114,7 +114,7 @@ async def test_a_broker_at_work_is_backed_up_audited_in_place_and_restored(
     second = await command("backup", "create", store, *keep_one, wire=wire)
     await producing.stop()
     for url in (first, second):
-        assert "two newest are kept" in await refusal("backup", "delete", url)
+        assert "two newest bases are kept" in await refusal("backup", "delete", url)
 
     bases = json.loads(await command("backup", "list", store, "--output", "json"))
     assert [base["url"] for base in bases] == [first, second]
@@ -131,7 +131,7 @@ async def test_a_broker_at_work_is_backed_up_audited_in_place_and_restored(
 
     for to, words in {"2100-01-01T00:00:00Z": second, "1": "none of them is as old as 1970-"}.items():
         told = await refusal("restore", store, "--to", to, "--data-dir", str(tmp_path / "to"))
-        assert "holds no cluster" in told and words in told
+        assert "contains no cluster" in told and words in told
     for number, backup in enumerate((first, store)):
         await command("restore", backup, "--data-dir", str(tmp_path / f"restored{number}"))
     again = await serve(data_dir=str(tmp_path / "restored0"), **TINY)
@@ -176,7 +176,9 @@ async def test_a_backup_that_is_there_is_uploaded_without_a_broker(
     assert url.startswith(f"{store}#") and url.endswith(folder.rpartition("/")[2])
     assert await command("backup", "upload", store, folder) == url, "it is there"
     assert "0 problems" in await command("verify", folder), "it stays"
-    assert "not on this machine" in await refusal("backup", "upload", store, str(tmp_path / "none"))
+    assert "does not exist on this machine" in await refusal(
+        "backup", "upload", store, str(tmp_path / "none")
+    )
     assert "not a complete backup" in await refusal("backup", "upload", store, str(tmp_path))
 
 
@@ -185,22 +187,22 @@ async def test_what_is_wrong_is_told_before_anything_is_made(
 ) -> None:
     wire = await serve(**TINY)
     missing = f"file://{tmp_path}/none"
-    assert "no folder" in await refusal("backup", "create", missing, wire=wire)
+    assert "does not exist" in await refusal("backup", "create", missing, wire=wire)
     for arguments, words in {
-        ("create", "ftp://x"): "begins with s3://",
-        ("create", "s3://a:b@bucket"): "credentials come from the environment",
+        ("create", "ftp://x"): "must begin with s3://",
+        ("create", "s3://a:b@bucket"): "remove the credentials from the URL",
         ("create", "not-a-url", "label"): "STORE is missing",
-        ("create", "memory://", "label"): "keeps nothing",
+        ("create", "memory://", "label"): "for tests only",
         ("create", "s3://[bucket"): "Not the URL",
-        ("create", f"file://{tmp_path}#name"): "only a backup is named behind #",
+        ("create", f"file://{tmp_path}#name"): "the part after # names a backup",
         ("create", "label", "--keep", "3"): "STORE is missing",
         ("delete", missing): "name the backup",
     }.items():
         assert words in await refusal("backup", *arguments, wire=wire)
-    assert "keeps nothing" in await refusal("backup", "upload", "memory://", str(tmp_path))
+    assert "for tests only" in await refusal("backup", "upload", "memory://", str(tmp_path))
     assert await command("backup", "list", wire=wire) == ""
     for arguments in (("restore", missing, "--data-dir", str(tmp_path / "r")), ("verify", missing)):
-        assert "no folder" in await refusal(*arguments)
+        assert "does not exist" in await refusal(*arguments)
     assert "the bucket is missing" in await refusal("verify", "s3://")
     (tmp_path / "none").mkdir()
     assert "has no base" in await refusal("restore", missing, "--data-dir", str(tmp_path / "r"))
@@ -221,7 +223,7 @@ async def test_a_bucket_rights_and_a_store_that_are_not_there_are_told_before_an
             assert "no such bucket" in await refusal("backup", *arguments, nowhere, wire=wire)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         for arguments in (("create", url), ("list", url), ("delete", f"{url}#x")):
-            assert "does not let us" in await refusal("backup", *arguments, wire=wire)
+            assert "permission denied" in await refusal("backup", *arguments, wire=wire)
     told = await refusal("backup", "create", url, wire=wire)
     assert url.partition("?")[0].rstrip("/") in told and "could not create probe/" in told
     assert await command("backup", "list", wire=wire) == ""
@@ -242,7 +244,7 @@ async def test_a_store_that_goes_away_leaves_the_folder_to_be_uploaded_later(
         upload(bases, store, folder)
 
     monkeypatch.setattr(cli, "_upload", upload_without_store)
-    assert "no folder" in await refusal("backup", "create", store, wire=wire)
+    assert "does not exist" in await refusal("backup", "create", store, wire=wire)
     (line,) = (await command("backup", "list", wire=wire)).splitlines()
     monkeypatch.undo()
     (tmp_path / "store").mkdir()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import postdate
-from broker.rpc.answers import Answers
+from broker.rpc.request_ids import RequestIds
 from broker.server import Server
 from postdate import cli
 from postdate._settlement import Verb
@@ -312,9 +312,9 @@ async def test_change_that_a_dying_broker_made_is_neither_repeated_nor_called_a_
     change: Call, undo: Call, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, never = asyncio.Event(), asyncio.Event()
-    once = Answers.once
+    once = RequestIds.once
 
-    async def lose_answer(self: Answers, topic: str, request: Any, call: Any) -> Any:
+    async def lose_answer(self: RequestIds, topic: str, request: Any, call: Any) -> Any:
         await once(self, topic, request, call)
         made.set()
         await never.wait()
@@ -325,7 +325,7 @@ async def test_change_that_a_dying_broker_made_is_neither_repeated_nor_called_a_
         async with postdate.connect(address) as client:
             await client.subscriptions.create("t", "s")
             with monkeypatch.context() as patch:
-                patch.setattr(Answers, "once", lose_answer)
+                patch.setattr(RequestIds, "once", lose_answer)
                 asked = asyncio.ensure_future(change(client))
                 await within(made.wait())
             await within(server.stop())

@@ -449,7 +449,7 @@ async def test_an_object_store_takes_the_backup_of_one_shard_at_a_time(
     for number in range(SHARDS):
         (tmp_path / f"shard-{number:04}").mkdir()
     refusal = await command("create", f"file://{tmp_path}", *address)
-    assert refusal.exit_code == 1 and "Nothing was made" in refusal.stderr
+    assert refusal.exit_code == 1 and "No backup was made" in refusal.stderr
     assert f"upload file://{tmp_path}/shard-0000 FOLDER/shard-0000" in refusal.stderr
     assert await backup_names(wire) == [] and parts_left(shards) == []
     made = (await command("create", *address)).stdout.strip()

@@ -286,10 +286,10 @@ REFUSED: dict[str, tuple[Callable[[Pair, Authority], None], str]] = {
     "no file": (lambda pair, authority: Path(pair.cert_file).unlink(), "cannot be read: No such file"),
     "garbage": (BREAKS["garbage"], "holds no certificate in PEM"),
     "another key": (BREAKS["another key"], "is not the key of"),
-    "expired": (BREAKS["expired"], "and not now"),
+    "expired": (BREAKS["expired"], "is valid only from"),
     "not yet valid": (
         lambda pair, authority: authority.issue("server", is_local=True, begins=DAY / 2) and None,
-        "and not now",
+        "is valid only from",
     ),
     "no key": (
         lambda pair, authority: Path(pair.key_file).write_bytes(b"x"),

@@ -45,7 +45,7 @@ class BucketPolicy:
     seal_after: timedelta | None = None
     """Age of the oldest unsealed index entry at which a bucket is sealed."""
     ledgers_per_bucket: int | None = None
-    """Number of ledgers after which a bucket is sealed."""
+    """Number of ledgers covered by an unsealed bucket above which it is sealed."""
     segment_time_step: timedelta | None = None
     """Range of due times in one bucket segment."""
     max_segment_entries: int | None = None
@@ -69,7 +69,7 @@ class TopicPolicy:
     default_ttl: timedelta | None = None
     """Time to live after the due time for messages without a TTL; 0: no expiry."""
     retention: timedelta | None = None
-    """Time to keep messages that every subscription has settled; 0: none."""
+    """Time to keep messages that every subscription has settled; 0: do not keep them."""
     retention_bytes: int | None = None
     """Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit."""
     max_pending_messages: int | None = None
@@ -107,7 +107,7 @@ class SubscriptionPolicy:
     backoff_multiplier: float | None = None
     """Factor by which the redelivery delay grows with each attempt."""
     dead_letter_topic: str | None = None
-    """Topic of dead letters; unset: TOPIC~NAME~dead-letters."""
+    """Topic of dead letters; if not set, TOPIC~NAME~dead-letters."""
     honor_delay: bool | None = None
     """Honour delivery times on an exclusive or failover subscription; otherwise they are ignored."""
 

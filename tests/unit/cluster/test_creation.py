@@ -49,7 +49,7 @@ async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
     assert (cluster.shards, cluster.owner_lease_ms, cluster.format) == (3, LEASE_MS, 1)
     assert await read_cluster(store) == cluster
     await check_logs(store, cluster)
-    with pytest.raises(AlreadyExists, match="There is a cluster"):
+    with pytest.raises(AlreadyExists, match="already contains a cluster"):
         await create_cluster(store, 3, LEASE_MS)
 
 
@@ -93,13 +93,13 @@ async def test_a_making_that_was_begun_with_other_numbers_is_refused(store: Faul
     store.create_faults.extend([None, CreateFault.REQUEST_LOST])
     with pytest.raises(StoreFailed):
         await create_cluster(store, 3, LEASE_MS)
-    with pytest.raises(Refused, match="a cluster of 3 shards and a lease of 4000 ms was begun"):
+    with pytest.raises(Refused, match="a cluster with 3 shards and an owner lease of 4000 ms was begun"):
         await create_cluster(store, 4, LEASE_MS)
 
 
 async def test_a_store_that_only_says_exists_is_refused(store: FaultyStore) -> None:
     store.create_faults.extend([CreateFault.SAYS_EXISTS] * 100)
-    with pytest.raises(Refused, match="does not show it"):
+    with pytest.raises(Refused, match="does not return it"):
         await create_cluster(store, 1, LEASE_MS)
 
 

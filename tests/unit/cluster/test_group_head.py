@@ -109,12 +109,12 @@ def test_a_group_of_another_place_is_refused(index: int, shard: Shard, problem: 
 
 @pytest.mark.parametrize("kind", [GroupKind.HEARTBEAT, GroupKind.TAKE_OVER, GroupKind.RESIGN])
 def test_records_under_a_head_that_promises_none_are_refused(kind: GroupKind) -> None:
-    with pytest.raises(Corrupt, match="not of the kind"):
+    with pytest.raises(Corrupt, match="does not match the kind"):
         decode_entry(encode_entry(HEAD._replace(kind=kind), RECORDS), 1000, SHARD, "name")
 
 
 def test_blanks_under_a_head_that_promises_records_are_refused() -> None:
-    with pytest.raises(Corrupt, match="not of the kind"):
+    with pytest.raises(Corrupt, match="does not match the kind"):
         decode_entry(encode_entry(HEAD, blank()), 1000, SHARD, "name")
 
 

@@ -51,7 +51,7 @@ def test_it_counts_from_the_beginning_of_the_append_and_not_from_its_answer() ->
     lease.check()
     clocks.move(1)
     assert (lease.holds(), lease.left_ms()) == (False, 0)
-    with pytest.raises(Unavailable, match="no answer from its object store") as caught:
+    with pytest.raises(Unavailable, match="owner lease has expired") as caught:
         lease.check()
     assert caught.value.reason == "ENGINE_UNREACHABLE"
 

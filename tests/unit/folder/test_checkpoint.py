@@ -137,7 +137,7 @@ def test_after_a_checkpoint_that_was_cancelled_none_follows() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with pytest.raises(StorageFailed, match="cut short"):
+        with pytest.raises(StorageFailed, match="was interrupted"):
             await node.checkpoint()
         assert node.broker.counters.checkpoints == 0
 

@@ -73,7 +73,7 @@ def test_a_folder_of_a_broker_without_a_cluster_is_no_node_s(folder: str, made_o
     assert caught.value.reason == "DATA_DIR_OF_ANOTHER_SHARD"
     # Before anything of the cluster is read or made.
     cluster = f"--cluster-store=file://{folder}-store", "--cluster-nodes=a=127.0.0.1:1", "--node=a"
-    assert "of a broker without a cluster" in refused_start(folder, *cluster)
+    assert "to a broker without a cluster" in refused_start(folder, *cluster)
     assert [path.name for path in Path(folder).iterdir()] == [made_of]
 
 
@@ -83,7 +83,7 @@ def test_a_folder_of_a_node_is_not_of_a_broker_without_a_cluster(folder: str, sh
     assert member_config(broker_config(data_dir=folder), Cluster("0" * 32, 1, 10_000), 0).data_dir == node
     Path(node).mkdir(parents=True)
     prepare_folder(VFS, folder, in_cluster=True)
-    assert "of a node of a cluster" in refused_start(
+    assert "to a node of a cluster" in refused_start(
         folder, f"--shards={shards}", "--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0"
     )
     assert {path.name for path in Path(folder).iterdir()} <= {"shards", "lock"}
@@ -136,7 +136,7 @@ def test_a_marker_that_promises_what_is_not_there_removes_nothing(folder: str, s
         fill_one_shard(shard_folder(folder, number))
     write_shards(VFS, folder, shards, is_moving=True)
     before = tree(folder)
-    with pytest.raises(Corrupt, match="not there"):
+    with pytest.raises(Corrupt, match="is missing"):
         open_as(folder, shards)
     assert tree(folder) == before
 

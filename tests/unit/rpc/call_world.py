@@ -40,7 +40,7 @@ METHODS: dict[str, Any] = {
 
 
 def has_request_id(method: Any) -> bool:
-    """Return whether a repeat is recognised by a text, as Answers does."""
+    """Return whether a repeat is recognised by a text, as RequestIds does."""
     field = method.input_type.fields_by_name.get("request_id")
     return field is not None and bool(field.type == field.TYPE_STRING)
 

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Position
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.rpc import schedule
 from broker.rpc.decode import ProduceEnvelope
 from broker.runtime.ownership import AlwaysOwner

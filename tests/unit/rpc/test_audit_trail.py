@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.observe import audit
-from broker.observe.audit import AuditTrail
+from broker.observe import audit_trail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.logs import JsonFormatter, TextFormatter
-from broker.rpc.audit import NOT_CHANGES
+from broker.rpc.audit_trail import NOT_CHANGES
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from postdate_api.v1 import admin_pb2, schedule_pb2
@@ -137,17 +137,17 @@ def test_flood_by_one_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptu
         def note(principal: str, result: str = "done") -> None:
             trail.note("CancelScheduled", result, principal=principal, peer="p", topic="t")
 
-        for number in range(audit.LINES_MAX + 50):
+        for number in range(audit_trail.LINES_MAX + 50):
             note("token:loud", "done" if number % 2 else "TOPIC_NOT_FOUND")
         note("token:quiet")
         written = lines(caplog)
-        assert len(written) == audit.LINES_MAX + 1
+        assert len(written) == audit_trail.LINES_MAX + 1
         assert written[-1]["principal"] == "token:quiet"
         clock_ms = loop.time() * 1000
-        while len(lines(caplog)) == audit.LINES_MAX + 1:
+        while len(lines(caplog)) == audit_trail.LINES_MAX + 1:
             await asyncio.sleep(1)  # virtual
-        assert loop.time() * 1000 - clock_ms <= audit.WINDOW_MS + 1
-        (summed,) = lines(caplog)[audit.LINES_MAX + 1 :]
+        assert loop.time() * 1000 - clock_ms <= audit_trail.WINDOW_MS + 1
+        (summed,) = lines(caplog)[audit_trail.LINES_MAX + 1 :]
         assert summed["principal"] == "token:loud"
         assert (summed["changes"], summed["result_done"], summed["result_topic_not_found"]) == (50, 25, 25)
         note("token:loud")  # and is written again
@@ -162,10 +162,10 @@ def test_principals_that_are_counted_apart_have_a_limit(caplog: pytest.LogCaptur
         trail = AuditTrail(clock)
         for number in range(2_000):
             trail.note("Pause", "done", principal=f"jwt:{number}", peer="p", topic="t")
-        assert len(lines(caplog)) == 1_000 + audit.LINES_MAX
+        assert len(lines(caplog)) == 1_000 + audit_trail.LINES_MAX
         trail.flush()
-        (summed,) = lines(caplog)[1_000 + audit.LINES_MAX :]
-        assert summed["changes"] == 1_000 - audit.LINES_MAX
+        (summed,) = lines(caplog)[1_000 + audit_trail.LINES_MAX :]
+        assert summed["changes"] == 1_000 - audit_trail.LINES_MAX
 
     with caplog.at_level(logging.INFO):
         run_sim(scenario, seed=1)

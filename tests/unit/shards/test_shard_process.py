@@ -48,7 +48,7 @@ def test_paths_that_no_socket_can_have_are_refused_before_anything_is_made() -> 
         ({"shards": "2", **RIGHTS, **CERTIFICATES}, "tls_client_ca_file"),
         ({"shards": "0"}, "shards"),
         ({"shards": "65"}, "shards"),
-        ({"shards": "2", "grpc_address": "127.0.0.1:65534"}, "none beyond 65535"),
+        ({"shards": "2", "grpc_address": "127.0.0.1:65534"}, "the highest port is 65535"),
     ],
 )
 def test_what_does_not_work_with_shards_yet_is_refused(values: dict[str, str], told: str) -> None:

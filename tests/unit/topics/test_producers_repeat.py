@@ -178,8 +178,8 @@ def test_only_so_many_ids_are_remembered_and_the_rest_is_too_old(settle):
         desk.send(2, 3, 8)
     assert caught.value.reason == "SEQUENCE_TOO_OLD"
     assert caught.value.message == (
-        "sequence_id 2 (messages[0]) may have been stored already: this producer has sent ids up to 7, and what became "
-        "of this one is no longer remembered"
+        "sequence_id 2 (messages[0]) may have been stored already: this producer has sent ids up to 7, and the broker "
+        "no longer remembers the answer to this one"
     )
     assert caught.value.facts == {"sequence_id": 2, "highest_sequence_id": 7}
     assert len(desk.payloads) == 7

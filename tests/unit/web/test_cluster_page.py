@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from broker.config import BrokerConfig
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.observe.cluster_view import ClusterView, NodeProgress, OwnerRoute
 from broker.observe.metrics import ClusterSnapshot
 from broker.runtime.clock import SystemClock

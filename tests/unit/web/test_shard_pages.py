@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from broker.errors import Unavailable
-from broker.observe.audit import AuditTrail
+from broker.observe.audit_trail import AuditTrail
 from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import SystemClock
 from broker.subscriptions.types import SubscriptionType

@@ -151,7 +151,12 @@ def subscription() -> None:
 @subscription.command("create")
 @click.argument("topic", type=TOPIC)
 @click.argument("name")
-@click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]),
+    help="Type of the subscription.  [default: shared]",
+)
 @click.option(
     "--from", "start", type=click.Choice(["earliest", "latest"]), help="First message of the subscription."
 )

@@ -80,7 +80,7 @@ def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
 @click.option("--topic", help="Topic to use; it is not deleted afterwards.")
 @click.pass_obj
 def deliver(settings: Settings, topic: str | None, messages: int, size: int, permits: int) -> None:
-    """Receive and acknowledge messages that are all due."""
+    """Store messages that are due at once, then receive and acknowledge them."""
 
     async def work() -> float:
         async with _topic(settings, topic) as (client, name):
@@ -104,7 +104,7 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 @click.option("--topic", help="Topic to use; it is not deleted afterwards.")
 @click.pass_obj
 def latency(settings: Settings, /, topic: str | None, **options: Any) -> None:
-    """Measure how late delayed messages come. Fails with 6 if any is early or missing."""
+    """Measure the lateness of delayed messages; exit code 6 if any is early or missing."""
 
     async def work() -> dict[str, Any]:
         async with _topic(settings, topic) as (client, name):

@@ -58,8 +58,8 @@ _IDLE = timedelta(seconds=2)
 def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:
     """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
 
-    With --count it waits for that number of messages. Without --count and --follow it stops when no message arrived for
-    the time of --idle.
+    With --count, the command waits for that number of messages. Without --count and --follow, it ends when no message
+    has arrived for the time of --idle.
     """
     taken, interrupted = run(_consume(settings, topic, subscription, options))
     count = options["count"]

@@ -29,7 +29,7 @@ def context() -> None:
 def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
     """Save the connection options given here, such as --address, under NAME.
 
-    Files are named, never copied: the context holds no secret.
+    The context contains the paths of files, not their contents, and therefore no secrets.
     """
     if not _NAME.fullmatch(name):
         raise click.UsageError(

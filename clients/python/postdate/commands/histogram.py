@@ -60,7 +60,7 @@ def histogram(
     end: datetime | None,
     width: timedelta | None,
 ) -> None:
-    """Draw how many messages of these topics are due when. No message is read, however many there are."""
+    """Draw a histogram of the due times of pending messages. The broker counts them without reading messages."""
     if width is not None and not width:
         raise click.UsageError("--width is above 0")
     if start is not None and end is not None and end <= start:

@@ -99,7 +99,7 @@ def _value_type(option: PolicyOption) -> Any:
 
 def _inherit(options: Sequence[PolicyOption], command: CommandT) -> CommandT:
     choice = click.Choice([option.name.replace("_", "-") for option in options])
-    text = "Let the broker's own setting hold again; may be repeated."
+    text = "Inherit SETTING from the broker again; may be repeated."
     return click.option("--inherit", multiple=True, type=choice, metavar="SETTING", help=text)(command)
 
 

@@ -33,7 +33,12 @@ BUCKET_OPTIONS = (
         1,
         "Age of the oldest unsealed index entry at which a bucket is sealed.",
     ),
-    PolicyOption("ledgers_per_bucket", "count", 1, "Number of ledgers after which a bucket is sealed."),
+    PolicyOption(
+        "ledgers_per_bucket",
+        "count",
+        1,
+        "Number of ledgers covered by an unsealed bucket above which it is sealed.",
+    ),
     PolicyOption("segment_time_step", "duration", 1, "Range of due times in one bucket segment."),
     PolicyOption("max_segment_entries", "count", 1, "Maximum number of entries in one bucket segment."),
 )
@@ -73,7 +78,7 @@ TOPIC_OPTIONS = (
         "retention",
         "duration",
         0,
-        "Time to keep messages that every subscription has settled; 0: none.",
+        "Time to keep messages that every subscription has settled; 0: do not keep them.",
     ),
     PolicyOption(
         "retention_bytes",
@@ -141,7 +146,12 @@ SUBSCRIPTION_OPTIONS = (
         1,
         "Factor by which the redelivery delay grows with each attempt.",
     ),
-    PolicyOption("dead_letter_topic", "name", 0, "Topic of dead letters; unset: TOPIC~NAME~dead-letters."),
+    PolicyOption(
+        "dead_letter_topic",
+        "name",
+        0,
+        "Topic of dead letters; if not set, TOPIC~NAME~dead-letters.",
+    ),
     PolicyOption(
         "honor_delay",
         "switch",

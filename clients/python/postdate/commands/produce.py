@@ -47,7 +47,7 @@ _READ_BYTES = 256 * 1024
     "--schedule-key",
     default="",
     metavar="KEY",
-    help="Name by which the one pending message can be found, moved or cancelled.",
+    help="Unique name of the pending message, by which it can be found, moved or cancelled.",
 )
 @click.option("--replace", is_flag=True, help="Replace the pending message that has this --schedule-key.")
 @click.option(

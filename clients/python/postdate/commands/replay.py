@@ -74,8 +74,8 @@ class _Run:
 def replay(settings: Settings, /, path: str, topic: str | None, keep: bool, **options: Any) -> None:
     """Replay FILE, a log whose lines begin with a date and time.
 
-    Each line is sent at once, to be delivered when its time comes at the original spacing, and
-    received on two subscriptions. Fails with 6 if anything is missing, early, doubled or changed.
+    All lines are sent at once, with delivery times at the original intervals divided by --speed, and received on two
+    subscriptions. Exit code 6 if a line is missing, early, duplicated or changed.
     """
     try:
         log = read_log(path, datetime.now(UTC))

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from broker.errors import InvalidRequest, LimitReached, NotFound
-from broker.rpc import answers as answers_module
-from broker.rpc.answers import Answers
+from broker.rpc import request_ids as request_ids_module
+from broker.rpc.request_ids import RequestIds
 from broker.settings import MIB
 from broker.testing.sim_clock import SimClock
 from postdate_api.v1 import schedule_pb2
@@ -18,7 +18,7 @@ from tests.unit.rpc.fake_schedule import HandTime
 class Asked:
     """Counts how often a change is made."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: RequestIds) -> None:
         self.answers = answers
         self.count = 0
 
@@ -38,7 +38,7 @@ def time() -> HandTime:
 
 @pytest.fixture
 def asked(time: HandTime) -> Asked:
-    return Asked(Answers(SimClock(time, 0)))
+    return Asked(RequestIds(SimClock(time, 0)))
 
 
 async def test_a_change_is_made_once_for_ten_minutes(asked: Asked, time: HandTime):
@@ -85,7 +85,7 @@ async def test_small_answers_are_limited_by_their_number(asked: Asked):
 async def test_a_repeat_waits_for_the_answer_that_is_on_its_way_and_a_failure_is_not_remembered(
     time: HandTime,
 ):
-    answers, gate, count = Answers(SimClock(time, 0)), asyncio.Event(), 0
+    answers, gate, count = RequestIds(SimClock(time, 0)), asyncio.Event(), 0
 
     async def change() -> bytes:
         nonlocal count
@@ -123,7 +123,7 @@ async def test_answers_for_callers_who_went_away_are_counted_too(asked: Asked):
 
 
 async def test_what_failed_after_its_caller_went_away_may_be_tried_again(time: HandTime):
-    answers, failures = Answers(SimClock(time, 0)), [NotFound("not yet")]
+    answers, failures = RequestIds(SimClock(time, 0)), [NotFound("not yet")]
 
     async def change() -> bytes:
         await asyncio.sleep(0)
@@ -145,7 +145,7 @@ async def test_what_failed_after_its_caller_went_away_may_be_tried_again(time: H
 class Slow:
     """Changes that take until they are let go."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: RequestIds) -> None:
         self.answers = answers
         self.count = 0
         self.gate = asyncio.Event()
@@ -191,8 +191,8 @@ async def test_a_change_that_is_under_way_is_not_made_again_whatever_is_forgotte
 
 
 async def test_where_all_are_under_way_no_more_are_begun(time: HandTime, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers_module, "_REMEMBERED_MAX", 3)
-    slow = Slow(Answers(SimClock(time, 0)))
+    monkeypatch.setattr(request_ids_module, "_REMEMBERED_MAX", 3)
+    slow = Slow(RequestIds(SimClock(time, 0)))
     calls = [slow.ask(f"{i}") for i in range(3)]
     with pytest.raises(LimitReached) as caught:
         async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""Changes that are made once for each request_id, however often they are asked for.
+"""Request ids of changes: a change is made once for each, and a repeat gets the first answer.
 
 Answers that were given are forgotten by age, number and bytes, the oldest first. A change that is under way is not, or
 a repeat would make it a second time beside the first: where all that are remembered are under way, no more are begun.
@@ -41,8 +41,8 @@ class _Answer:
     response_bytes: int = 0  # once it is there
 
 
-class Answers:
-    """The answers given to requests with a request_id in the last minutes."""
+class RequestIds:
+    """The request ids of the last minutes, and the answers that were given to them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -97,7 +97,7 @@ class Answers:
         given = next((key for key, answer in self._answers.items() if answer.response.done()), None)
         if given is None:
             raise LimitReached(
-                f"{_REMEMBERED_MAX} changes with a request_id are under way, and no more are begun",
+                f"The maximum number of changes with a request_id, {_REMEMBERED_MAX}, is under way",
                 reason="TOO_MANY_CALLS",
                 limit=_REMEMBERED_MAX,
             )
