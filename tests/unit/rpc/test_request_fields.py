@@ -50,8 +50,8 @@ READERS: dict[str, dict[str, tuple[str, ...]]] = {
     "ScheduleFilter": {"schedule_requests.selected": ("due", "key_prefix")},
 }
 """By message: the functions that read fields of it without saying its type."""
-ANY_REQUEST = {"request_id": "answers.once"}
-"""Read for all requests that have it, by whoever is called with `self._answers.once`."""
+ANY_REQUEST = {"request_id": "request_ids.once"}
+"""Read for all requests that have it, by whoever is called with `self._request_ids.once`."""
 POLICIES = {
     "TopicPolicy": TopicPolicy,
     "BucketPolicy": TopicPolicy,
