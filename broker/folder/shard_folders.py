@@ -16,7 +16,8 @@ Invariants:
       a folder without shards are not its own: before it makes them, the marker says "joining". Where they lie beside
       a marker that does not, somebody put them there, and the folder is refused.
   RESHARD-4  Once every shard has served, the marker says "begun". A shard that holds nothing has then lost what it
-      held, as where a disk is not mounted, and the folder is refused: it would begin empty.
+      held, as where a disk is not mounted, and would begin empty. So the folder is refused; and while others serve,
+      so is that shard, as often as it is started again.
 """
 
 from __future__ import annotations
@@ -214,6 +215,14 @@ def note_begun(vfs: Vfs, data_dir: str) -> None:
         write_shards(vfs, data_dir, marker.shards, is_begun=True)
 
 
+def refuse_lost_shard(vfs: Vfs, data_dir: str, number: int) -> None:
+    """Raise Corrupt if one shard has lost what it held (RESHARD-4), as where its disk went while others serve."""
+    root = data_dir.rstrip("/")
+    marker = _decode_marker(read_file(vfs, f"{root}/{_MARKER}", _MARKER_BYTES_MAX))
+    if marker is None or marker.is_begun:  # one that cannot be read says no more that it may begin
+        _refuse_lost(vfs, root, number)
+
+
 def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
     """Leave nothing of a `reshard` but what the marker says, and finish what it has begun to move. Needs the lock.
 
@@ -279,7 +288,8 @@ def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
     elif not marker.is_joining:
         _refuse_mixed(vfs, root, marker.shards)
         if marker.is_begun:
-            _refuse_lost(vfs, root, marker.shards)
+            for number in range(marker.shards):
+                _refuse_lost(vfs, root, number)
     return marker
 
 
@@ -315,18 +325,17 @@ def _check_moving(vfs: Vfs, root: str, shards: int) -> None:
         )
 
 
-def _refuse_lost(vfs: Vfs, root: str, shards: int) -> None:
-    """Raise Corrupt if a shard holds nothing, though all of them have served."""
-    for number in range(shards):
-        folder = shard_folder(root, number)
-        if is_unused(vfs, Layout(folder)):
-            raise Corrupt(
-                f"{folder!r} is empty, but this shard has served before: its data was lost, or its file system is "
-                "not mounted",
-                path=folder,
-                advice="mount it, or restore the whole directory from a backup; to give its messages up for good, take "
-                f'"begun" out of {root}/{_MARKER}',
-            )
+def _refuse_lost(vfs: Vfs, root: str, number: int) -> None:
+    """Raise Corrupt if a shard that has served holds nothing."""
+    folder = shard_folder(root, number)
+    if is_unused(vfs, Layout(folder)):
+        raise Corrupt(
+            f"{folder!r} is empty, but this shard has served before: its data was lost, or its file system is "
+            "not mounted",
+            path=folder,
+            advice="mount it, or restore the whole directory from a backup; to give its messages up for good, take "
+            f'"begun" out of {root}/{_MARKER}',
+        )
 
 
 def _refuse_mixed(vfs: Vfs, root: str, shards: int) -> None:

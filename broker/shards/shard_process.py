@@ -15,8 +15,9 @@ from dataclasses import replace
 from broker.config import BrokerConfig
 from broker.errors import Fenced
 from broker.folder.backup import backup_folder
-from broker.folder.shard_folders import shard_folder
+from broker.folder.shard_folders import refuse_lost_shard, shard_folder
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.vfs import LocalVfs
 from broker.server import Server
 from broker.settings import ConfigError, split_address
 from broker.topic_shards import TopicShard
@@ -72,8 +73,12 @@ def _join(host: str, port: int) -> str:
 async def serve_shard(
     config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int, supervisor_pid: int
 ) -> int:
-    """Serve one shard until a signal, a failure or the end of the supervisor; returns the exit status."""
+    """Serve one shard until a signal, a failure or the end of the supervisor; returns the exit status.
+
+    Raises Corrupt if it has lost what it held.
+    """
     end_with(supervisor_pid)
+    refuse_lost_shard(LocalVfs(), config.data_dir, number)
     return await Server(
         shard_config(config, number),
         notifier=ServiceNotifier({}),

@@ -18,6 +18,21 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "a status that changes while the one before is written is told to no watcher": Mutant(
+        "broker/rpc/health.py",
+        "                changed.clear()\n                if (answer := self._answer(request)) != told:\n"
+        "                    await context.write(answer)\n                    told = answer\n",
+        "                if (answer := self._answer(request)) != told:\n"
+        "                    await context.write(answer)\n                    told = answer\n"
+        "                changed.clear()\n",
+        "tests/unit/rpc/test_health.py::test_a_status_that_changes_while_the_one_before_is_read_is_told",
+    ),
+    "the process of a shard begins empty where its disk went": Mutant(
+        "broker/shards/shard_process.py",
+        "    refuse_lost_shard(LocalVfs(), config.data_dir, number)\n",
+        "",
+        "tests/process/test_shards.py::test_a_shard_whose_disk_goes_while_others_serve_does_not_begin_empty",
+    ),
     "a record of a newer version is applied without what is new in it": Mutant(
         "broker/storage/manifest.py",
         "    message = kind.FromString(bytes(body))\n    check_known(message)\n",

@@ -114,6 +114,34 @@ async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Sta
         verify(tmp_path / "d" / f"shard-{number:04}")
 
 
+async def test_a_shard_whose_disk_goes_while_others_serve_does_not_begin_empty(start: Start, tmp_path: Path):
+    broker = await start_shards(start, tmp_path / "d")
+    for topic in (TOPIC, ELSEWHERE):
+        await produce(broker, topic, b"x")
+    folder, away = tmp_path / "d" / f"shard-{LOADED:04}", tmp_path / "away"
+    folder.rename(away)
+    folder.mkdir()  # where the disk was mounted
+    os.kill(children(broker)[LOADED], signal.SIGKILL)
+
+    async def is_refused() -> bool:
+        return "served before" in " ".join(broker.lines)
+
+    await until(is_refused, "nobody says that the data is gone")
+    assert list(folder.iterdir()) == []
+    assert (await readiness(broker))[0] == 503
+    await produce(broker, ELSEWHERE, b"y")
+    folder.rmdir()
+    away.rename(folder)
+
+    async def is_back() -> bool:
+        return await readiness(broker) == (200, "ok\n")
+
+    await until(is_back, "the shard did not come back with its disk")
+    admin = admin_pb2_grpc.AdminServiceStub(broker.channel)
+    stats = await admin.GetStats(admin_pb2.GetStatsRequest(topics=[TOPIC]), timeout=CALL_SECONDS)
+    assert [topic.topic for topic in stats.topics] == [TOPIC]
+
+
 async def test_a_shard_that_stays_frozen_is_killed_and_started_again_and_makes_its_part_of_a_backup(
     start: Start, tmp_path: Path
 ):
