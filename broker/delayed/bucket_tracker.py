@@ -43,12 +43,12 @@ WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 
 import numpy as np
 
-from broker.delayed.bucket_audit import holds_waiting
 from broker.delayed.bucket_set import BucketSet
 from broker.delayed.bucket_stats import histogram_over, stats_of
 from broker.delayed.bucket_values import BucketPolicyValues, Marks
@@ -190,7 +190,7 @@ class BucketTracker:
             return True
         position = Position(ledger_id, entry_id)
         for bucket in list(self.buckets.in_use):
-            if await holds_waiting(self._storage, bucket, position, lambda: self._marks.loaded_end):
+            if await _holds_waiting(self._storage, bucket, position, lambda: self._marks.loaded_end):
                 return True
         return False
 
@@ -326,3 +326,25 @@ class BucketTracker:
             mutable.loaded(len(rows), end)
         self._loaded.add(concatenate(parts))
         self._marks.loaded_end = end
+
+
+async def _holds_waiting(
+    storage: BucketStorage, bucket: SealedBucket, position: Position, loaded_end: Callable[[], Key]
+) -> bool:
+    """Return whether a bucket holds an entry that lies at or after `loaded_end`. Reads its bitmap, then segments."""
+    ledger_id, entry_id = position
+    try:
+        if entry_id not in await storage.read(bucket.bucket_id, lambda reader: reader.read_bitmap(ledger_id)):
+            return False
+        if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
+            return True
+        for segment in range(bucket.next_segment, bucket.segment_count):
+            columns = await bucket.read(storage, segment)
+            is_entry = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
+            is_entry &= ~rows_before(columns, loaded_end())
+            if is_entry.any():
+                return True
+    except (OSError, PostdateError):
+        if not bucket.is_deleting:
+            raise
+    return False

@@ -191,19 +191,16 @@ class ConsumerService:
                 note_created(self._broker, topic_name)
         else:
             topic = self._broker.registry.topic(topic_name)
-        while True:
-            await topic.subscriptions.wait_created(name)
-            if existing := topic.subscriptions.find(name):
-                return topic, existing
-            if not config.auto_create_subscriptions:
-                return topic, topic.subscription(name)
-            policy = SubscriptionPolicy(honor_delay=honor_delay)
-            if not topic.subscriptions.is_creating(name):
-                created = await topic.subscriptions.create(
-                    name, type_ or SubscriptionType.SHARED, initial_position, policy
-                )
-                note_created(self._broker, topic_name, name)
-                return topic, created
+        if existing := await topic.subscriptions.find_created(name):
+            return topic, existing
+        if not config.auto_create_subscriptions:
+            return topic, topic.subscription(name)
+        policy = SubscriptionPolicy(honor_delay=honor_delay)
+        created = await topic.subscriptions.create(
+            name, type_ or SubscriptionType.SHARED, initial_position, policy
+        )
+        note_created(self._broker, topic_name, name)
+        return topic, created
 
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.

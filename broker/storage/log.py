@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from broker.errors import NotFound
 from broker.model import (
@@ -122,6 +122,68 @@ class RecordsUnderWay:
             await waiter
 
 
+class LogAmendments(Mapping[int, Amendments]):
+    """Amendments of the ledgers of a log, and effective times: the one place where amendments meet rows."""
+
+    def __init__(self) -> None:
+        self._by_ledger: dict[int, Amendments] = {}
+        self.changed: set[int] = set()
+        """Ledgers with other amendments than when they were captured last."""
+        self.changes = 0
+        """Number of changes: times that were read before may be others by now."""
+
+    def __getitem__(self, ledger_id: int) -> Amendments:
+        return self._by_ledger[ledger_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_ledger)
+
+    def __len__(self) -> int:
+        return len(self._by_ledger)
+
+    def restore(self, by_ledger: dict[int, Amendments]) -> None:
+        self._by_ledger = by_ledger
+
+    def cancel(self, ledger_id: int, entries: BitMap) -> None:
+        self.put(ledger_id, self._by_ledger.get(ledger_id, NONE).cancel(entries))
+
+    def move(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> None:
+        """Entries (ids rising) of a ledger that is there are due at other times."""
+        self.put(ledger_id, self._by_ledger.get(ledger_id, NONE).move(entry_ids, deliver_at_ms, lsn))
+
+    def put(self, ledger_id: int, amendments: Amendments) -> None:
+        """Set all amendments of a ledger."""
+        self._by_ledger[ledger_id] = amendments
+        self.changed.add(ledger_id)
+        self.changes += 1
+
+    def drop(self, ledger_id: int) -> None:
+        self._by_ledger.pop(ledger_id, None)
+        self.changed.discard(ledger_id)
+
+    @property
+    def cancelled_count(self) -> int:
+        """Return how many entries of the ledgers that are there were cancelled."""
+        return sum(len(amendments.cancelled) for amendments in self._by_ledger.values())
+
+    def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
+        """Effective times that were read some time ago, as they are by now. Ids in any order."""
+        return self.effective(ledger_id, lambda: entry_ids, times)
+
+    def effective(
+        self, ledger_id: int, entry_ids: Callable[[], UInt32Column], times: Int64Column
+    ) -> Int64Column:
+        """The effective times of rows."""
+        amendments = self._by_ledger.get(ledger_id)
+        if amendments is None:
+            return times
+        effective = amendments.effective(entry_ids(), times)
+        effective[(effective == 0) & (times != 0)] = CANCELLED_MS  # 0 would mean: not delayed
+        if amendments.left_out:  # also of what was not delayed, for as long as the files have it
+            effective[members(entry_ids(), amendments.left_out)] = CANCELLED_MS
+        return effective
+
+
 class TopicLog:
     """The ledgers of one topic.
 
@@ -140,7 +202,7 @@ class TopicLog:
         self._ledgers: dict[int, Ledger] = {}
         self._order: list[int] = []
         self._undelayed = UndelayedRuns()
-        self.amendments: dict[int, Amendments] = {}
+        self.amendments = LogAmendments()
         self.dirty: dict[int, Ledger] = {}
         """Ledgers changed since they were captured last."""
         self.dropped: list[DroppedLedger] = []
@@ -148,10 +210,6 @@ class TopicLog:
         self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
         self._keepers = 0
         self.under_way = RecordsUnderWay()
-        self.changes = 0
-        """Number of records that have cancelled or moved entries: times that were read before may be others by now."""
-        self.amended: set[int] = set()
-        """Ledgers with other amendments than when they were captured last."""
 
     def restore(
         self, ledgers: list[Ledger], amendments: dict[int, Amendments], gone_end: Position = START
@@ -160,7 +218,7 @@ class TopicLog:
 
         `gone_end` is where the log ended, if its last ledger is gone.
         """
-        self.amendments = amendments
+        self.amendments.restore(amendments)
         self._gone_end = gone_end
         self._order = [ledger.name.ledger_id for ledger in ledgers]
         self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
@@ -191,17 +249,7 @@ class TopicLog:
         """Entries are cancelled; those of ledgers that are gone are nobody's."""
         for ledger_id, bitmap in entries.items():
             if ledger_id in self._ledgers:
-                self._amend(ledger_id, self.amendments.get(ledger_id, NONE).cancel(bitmap))
-
-    def move(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> None:
-        """Entries (ids rising) of a ledger that is there are due at other times."""
-        amendments = self.amendments.get(ledger_id, NONE)
-        self._amend(ledger_id, amendments.move(entry_ids, deliver_at_ms, lsn))
-
-    def _amend(self, ledger_id: int, amendments: Amendments) -> None:
-        self.amendments[ledger_id] = amendments
-        self.amended.add(ledger_id)
-        self.changes += 1
+                self.amendments.cancel(ledger_id, bitmap)
 
     def drop(self, ledger_id: int, amendments_file: str = "") -> None:
         """Forget a ledger. A checkpoint removes its files (LOG-4)."""
@@ -211,14 +259,9 @@ class TopicLog:
         del self._order[bisect_right(self._order, ledger_id) - 1]
         self._undelayed.drop(ledger_id)
         self.dirty.pop(ledger_id, None)
-        self.amendments.pop(ledger_id, None)
-        self.amended.discard(ledger_id)
+        self.amendments.drop(ledger_id)
         self._live_ids.discard(ledger_id)
         self.dropped.append(DroppedLedger(ledger, amendments_file))
-
-    def leave_out(self, ledger_id: int, amendments: Amendments) -> None:
-        """Entries of a sealed ledger count as cancelled from now on, whether its files have them or not."""
-        self._amend(ledger_id, amendments)
 
     def swap(self, ledger: Ledger, amendments: Amendments) -> None:
         """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (LOG-4)."""
@@ -227,7 +270,7 @@ class TopicLog:
         assert old.sealed and old.entry_count == ledger.entry_count, "another length"
         self._ledgers[ledger_id] = ledger
         self.dirty.pop(ledger_id, None)
-        self._amend(ledger_id, amendments)
+        self.amendments.put(ledger_id, amendments)
         self.dropped.append(DroppedLedger(old, "", ledger))
 
     def was_dropped(self, ledger_id: int) -> bool:
@@ -241,8 +284,8 @@ class TopicLog:
 
     def take_changes(self) -> LogChanges:
         """Return what changed since this was called last, for a checkpoint to write."""
-        changes = LogChanges(self.dirty, self.amended, self.dropped)
-        self.dirty, self.amended, self.dropped = {}, set(), []
+        changes = LogChanges(self.dirty, self.amendments.changed, self.dropped)
+        self.dirty, self.amendments.changed, self.dropped = {}, set(), []
         return changes
 
     def take_back(self, dropped: Sequence[DroppedLedger]) -> None:
@@ -300,11 +343,6 @@ class TopicLog:
         return sum(ledger.entry_count for ledger in self)
 
     @property
-    def cancelled_count(self) -> int:
-        """Return how many entries of the ledgers that are there were cancelled."""
-        return sum(len(amendments.cancelled) for amendments in self.amendments.values())
-
-    @property
     def data_bytes(self) -> int:
         return sum(ledger.data_bytes for ledger in self)
 
@@ -346,10 +384,6 @@ class TopicLog:
             return GONE
         return self.amendments.get(ledger_id)
 
-    def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
-        """Effective times that were read some time ago, as they are by now. Ids in any order."""
-        return self._effective(ledger_id, lambda: entry_ids, times)
-
     def next_undelayed(self, position: Position) -> Position | None:
         """Return where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
         return self._undelayed.next(position)
@@ -358,16 +392,16 @@ class TopicLog:
 
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         times = self._ledger(ledger_id).times_nowait(first, count)
-        return times if times is None else self._effective(ledger_id, _range(first, count), times)
+        return times if times is None else self.amendments.effective(ledger_id, _range(first, count), times)
 
     async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column:
         times = await self._reading(ledger_id, lambda ledger: ledger.read_times(first, count))
-        return self._effective(ledger_id, _range(first, count), times)
+        return self.amendments.effective(ledger_id, _range(first, count), times)
 
     async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
         """Effective times of some entries, ids rising. 0 where the row is not DELAYED."""
         times = await self._reading(ledger_id, lambda ledger: ledger.times_of(entry_ids))
-        return self._effective(ledger_id, lambda: entry_ids, times)
+        return self.amendments.effective(ledger_id, lambda: entry_ids, times)
 
     async def read_rows(self, ledger_id: int, first: int, count: int) -> RowColumn:
         """Rows of consecutive entries, as they were stored."""
@@ -378,7 +412,7 @@ class TopicLog:
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
         columns = await self._reading(ledger_id, lambda ledger: ledger.read(entry_ids, bytes_max))
-        times = self._effective(ledger_id, lambda: entry_ids, columns.times)
+        times = self.amendments.effective(ledger_id, lambda: entry_ids, columns.times)
         return times, with_expiry_moved(columns.rows, columns.times, times), columns.frames
 
     async def read_messages(
@@ -418,19 +452,6 @@ class TopicLog:
                 rows = np.flatnonzero(ledger_ids == ledger_id)
                 current[rows] = amendments.is_current(entry_ids[rows], times[rows])
         return current
-
-    def _effective(
-        self, ledger_id: int, entry_ids: Callable[[], UInt32Column], times: Int64Column
-    ) -> Int64Column:
-        """The effective times of rows: the one place where amendments meet rows."""
-        amendments = self.amendments.get(ledger_id)
-        if amendments is None:
-            return times
-        effective = amendments.effective(entry_ids(), times)
-        effective[(effective == 0) & (times != 0)] = CANCELLED_MS  # 0 would mean: not delayed
-        if amendments.left_out:  # also of what was not delayed, for as long as the files have it
-            effective[members(entry_ids(), amendments.left_out)] = CANCELLED_MS
-        return effective
 
     async def _reading(self, ledger_id: int, read: Callable[[Ledger], Awaitable[_T]]) -> _T:
         """Read from a ledger, whatever generation it has by then."""

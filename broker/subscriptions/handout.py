@@ -104,7 +104,7 @@ class HandOut:
     async def read(self, taken: Taken) -> Read:
         """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
         bytes_max = self._subscription.limits.batch_bytes
-        changes = self._subscription.log.changes
+        changes = self._subscription.log.amendments.changes
         first = int(taken.ledger_ids[0])
         if taken.in_order:
             some_times, some_rows, some_frames, some_unread = await self._read_ledger(
@@ -204,7 +204,7 @@ class HandOut:
         if read.unread is not None:
             keep &= ~read.unread
         owed_count = int(np.count_nonzero(keep))
-        has_changed = read.changes != subscription.log.changes
+        has_changed = read.changes != subscription.log.amendments.changes
         if has_changed:
             self._refresh(taken, read)
         if taken.expected_ms is not None:
@@ -235,12 +235,12 @@ class HandOut:
 
     def _refresh(self, taken: Taken, read: Read) -> None:
         """Read the times again after a cancel or move."""
-        log, now = self._subscription.log, read.times.copy()
+        amendments, now = self._subscription.log.amendments, read.times.copy()
         for ledger_id in np.unique(taken.ledger_ids).tolist():
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
-            now[at] = log.effective_now(ledger_id, taken.entry_ids[at], read.times[at])
+            now[at] = amendments.effective_now(ledger_id, taken.entry_ids[at], read.times[at])
         read.rows = with_expiry_moved(read.rows, read.times, now)
-        read.times, read.changes = now, log.changes
+        read.times, read.changes = now, amendments.changes
 
     def _refused(self, taken: Taken) -> Array:
         subscription = self._subscription

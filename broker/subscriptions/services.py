@@ -12,7 +12,7 @@ from broker.model import Int64Column, Position, RowColumn, UInt32Column
 from broker.policy import EffectiveSubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
-from broker.storage.log import RecordsUnderWay
+from broker.storage.log import LogAmendments, RecordsUnderWay
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog
@@ -35,15 +35,12 @@ class SubscriptionLog(ReadableLog, Protocol):
         """Rows of consecutive entries, as they were stored."""
 
     @property
-    def changes(self) -> int:
-        """Return how many records have cancelled or moved entries."""
+    def amendments(self) -> LogAmendments:
+        """Changes of effective times."""
 
     @property
     def under_way(self) -> RecordsUnderWay:
         """Entries that records on their way cancel or move: nobody is sent them."""
-
-    def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
-        """Effective times that were read some time ago, as they are by now."""
 
     def was_dropped(self, ledger_id: int) -> bool:
         """Return whether a ledger that is not there was, all of it settled."""

@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from broker.observe.metrics import SubscriptionCounters
 from broker.policy import effective
 from broker.runtime.signal import Signal
 from broker.storage.alive import Absence
-from broker.storage.manifest import CursorImage, SubscriptionImage
+from broker.storage.manifest import CursorImage, SubscriptionImage, encode_cursor
 from broker.storage.records import (
     GivenBack,
     ReturnReason,
@@ -37,7 +37,6 @@ from broker.storage.records import (
     SubscriptionChanged,
 )
 from broker.subscriptions.attempts import Attempts
-from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.consumers import Consumers
 from broker.subscriptions.cursor import Cursor
@@ -47,9 +46,26 @@ from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import MessageLogs, Reasons
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
+from broker.subscriptions.timed import TimesCapture
 from broker.subscriptions.types import SubscriptionType
 
 Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorCapture:
+    """One subscription at one moment, for a checkpoint: taken on the loop, its bytes are made in the file thread."""
+
+    others: CursorImage  # but for what waits, which is much and in no order yet
+    waiting: TimesCapture
+
+    def image(self) -> CursorImage:
+        """The content of the cursor's file. Takes a while if much waits; for any thread."""
+        return replace(self.others, waiting=self.waiting.by_ledger())
+
+    def encode(self) -> bytes:
+        """The cursor's file."""
+        return encode_cursor(self.image())
 
 
 class Subscription:

@@ -178,7 +178,7 @@ class Changing:
         log = self._topic.log
         if log.entry_count(asked.ledger_id) is None or asked.ledger_id in log.under_way.going:
             asked.times[:] = 0
-        asked.times = times = log.effective_now(asked.ledger_id, asked.entry_ids, asked.times)
+        asked.times = times = log.amendments.effective_now(asked.ledger_id, asked.entry_ids, asked.times)
         asked.results = np.full(len(times), _DONE)
         asked.results[times == 0] = _NOT_FOUND
         asked.results[times >= CANCELLED_MS] = _CANCELLED

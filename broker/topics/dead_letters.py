@@ -246,17 +246,12 @@ class DeadLetters:
         """The dead-letter topic of a subscription and what holds the messages there; made if they are not there."""
         name = dead_letter_topic_name(source.name, subscription.name, subscription.policy)
         topic = await self._registry.topic_or_create(name, always=True)
-        while True:
-            await topic.subscriptions.wait_created(HOLDER_NAME)
-            if holder := topic.subscriptions.find(HOLDER_NAME):
-                return topic, holder
-            if not topic.subscriptions.is_creating(HOLDER_NAME):
-                # The first subscription of a topic begins at its first message. Where there were others, what is
-                # there already is theirs.
-                policy = SubscriptionPolicy(max_delivery_attempts=0)  # dead letters do not die again
-                return topic, await topic.subscriptions.create(
-                    HOLDER_NAME, SubscriptionType.SHARED, _LATEST, policy
-                )
+        if holder := await topic.subscriptions.find_created(HOLDER_NAME):
+            return topic, holder
+        # The first subscription of a topic begins at its first message. Where there were others, what is there already
+        # is theirs.
+        policy = SubscriptionPolicy(max_delivery_attempts=0)  # dead letters do not die again
+        return topic, await topic.subscriptions.create(HOLDER_NAME, SubscriptionType.SHARED, _LATEST, policy)
 
     async def _letters(
         self,

@@ -156,7 +156,7 @@ class Ledgers:
         for ledger_id, changed in record.ledgers.items():
             facts = self.facts.get(ledger_id)
             if facts is not None and changed.new_ms is not None:
-                self.log.move(ledger_id, changed.entry_ids, changed.new_ms, lsn)
+                self.log.amendments.move(ledger_id, changed.entry_ids, changed.new_ms, lsn)
                 self.facts[ledger_id] = facts.moved(changed.old_ms, changed.new_ms)
                 self.counters.moved_messages += len(changed.entry_ids)
         self.log.under_way.release(record.entries)
@@ -184,7 +184,7 @@ class Ledgers:
             assert now.ledger is not None
             amendments = now.amendments.leave_out(absent_of(rewritten.present, now.ledger.entry_count))
             if record.files_follow:
-                self.log.leave_out(ledger_id, amendments)
+                self.log.amendments.put(ledger_id, amendments)
             else:
                 self.log.swap(now.ledger.replaced_by(capture_of(now.ledger, rewritten)), amendments)
             self.facts[ledger_id] = facts_after(

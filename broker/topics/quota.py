@@ -18,6 +18,7 @@ from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
 from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
+from broker.storage.log import LogAmendments
 
 _MEASURE_INTERVAL_NS = 100_000_000
 _CHEAP_STEPS = 256
@@ -30,7 +31,7 @@ class BacklogLog(Protocol):
     @property
     def entry_total(self) -> int: ...
     @property
-    def cancelled_count(self) -> int: ...
+    def amendments(self) -> LogAmendments: ...
     @property
     def data_bytes(self) -> int: ...
     @property
@@ -60,7 +61,7 @@ def measure_backlog(log: BacklogLog, subscriptions: Iterable[BacklogSubscription
     """Measure the subscription that is owed most; without any, the whole log is pending."""
     total, bytes_ = log.entry_total, log.data_bytes
     owed = [subscription.unsettled_count() for subscription in subscriptions]
-    messages = max(owed, default=total - log.cancelled_count)
+    messages = max(owed, default=total - log.amendments.cancelled_count)
     pending_bytes = messages * bytes_ // total if total else 0  # of average size
     return Backlog(messages, pending_bytes, log.end, lsn, (1 + len(owed)) * (1 + log.ledger_count))
 

@@ -258,7 +258,7 @@ class TopicKeys:
         """The effective times as of now; CANCELLED_MS of what was cancelled or is gone. Reads nothing."""
         if self._topic.log.entry_count(holders.ledger_id) is None:
             return np.full(len(holders.entry_ids), CANCELLED_MS, dtype=np.int64)
-        return self._topic.log.effective_now(holders.ledger_id, holders.entry_ids, holders.times)
+        return self._topic.log.amendments.effective_now(holders.ledger_id, holders.entry_ids, holders.times)
 
     async def _confirmed(
         self, ledger_id: int, candidates: Sequence[tuple[int, list[int]]], keys: Sequence[bytes]

@@ -333,14 +333,11 @@ class Subscriptions(Mapping[int, Subscription]):
             return Position(0, 0)
         return self._topic.latest_position()
 
-    def is_creating(self, name: str) -> bool:
-        """Return whether a subscription of that name is on its way."""
-        return name in self._creating
-
-    async def wait_created(self, name: str) -> None:
-        """Return once a creation of that name that is on its way has ended."""
-        if done := self._creating.get(name):
+    async def find_created(self, name: str) -> Subscription | None:
+        """As `find`, once no creation of that name is on its way: None may create it in the same step."""
+        while done := self._creating.get(name):
             await asyncio.wait([done])
+        return self.find(name)
 
     async def delete(self, name: str) -> None:
         """Delete a subscription; its consumers' streams end."""

@@ -13,9 +13,10 @@ def test_cancelled_moved_and_gone_entries_are_not_current():
     log = make_log()
     for ledger_id in (1, 2, 3, 4):
         append(log, ledger_id, 4, due_ms=50)
-    log.amendments[2] = NONE.cancel(BitMap([1])).move(
+    amendments = NONE.cancel(BitMap([1])).move(
         np.array([2, 3], dtype=np.uint32), np.array([60, 50], dtype=np.int64), 9
     )
+    log.amendments.put(2, amendments)
     log.drop(3)
     entries = [(4, 0, 50), (2, 3, 50), (3, 0, 50), (2, 1, 50), (1, 3, 50), (2, 2, 50), (2, 2, 60), (2, 0, 50)]
     ledger_ids, entry_ids, times = np.array(entries, dtype=np.int64).T

@@ -163,7 +163,7 @@ class PendingWorld:
         entry_ids = np.array([position.entry_id], dtype=np.uint32)
         times = np.array([due_ms], dtype=np.int64)
         self.lsn += 1
-        self.log.move(position.ledger_id, entry_ids, times, self.lsn)
+        self.log.amendments.move(position.ledger_id, entry_ids, times, self.lsn)
         self._remove(position, message.due_ms)
         self.unindexed.append((position.ledger_id, entry_ids, times))
         message.due_ms, message.revision = due_ms, message.revision + 1

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from pyroaring import BitMap
 
 from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
 from broker.policy import EffectiveTopicPolicy
+from broker.storage.log import LogAmendments
 from broker.topics.quota import Backlog, Quota, check_alone, has_quota, measure_backlog
 
 MESSAGES_10 = EffectiveTopicPolicy(max_pending_messages=10)
@@ -243,12 +245,18 @@ def test_another_rate_counts_at_once(topic):
 # -- the measure -------------------------------------------------------------------------------------------------------
 
 
+def cancelled(count: int) -> LogAmendments:
+    amendments = LogAmendments()
+    amendments.cancel(1, BitMap(range(count)))
+    return amendments
+
+
 @dataclass
 class Log:
     entry_total: int
     data_bytes: int
     ledger_count: int = 3
-    cancelled_count: int = 0
+    amendments: LogAmendments = field(default_factory=LogAmendments)
     end: Position = Position(7, 5)
 
 
@@ -265,7 +273,7 @@ class BacklogSubscription:
     [
         (Log(0, 0), [], 0, 0),
         (Log(10, 1_000), [], 10, 1_000),
-        (Log(10, 1_000, cancelled_count=4), [], 6, 600),
+        (Log(10, 1_000, amendments=cancelled(4)), [], 6, 600),
         (Log(10, 1_000), [0], 0, 0),
         (Log(10, 1_000), [2, 7, 3], 7, 700),
         (Log(0, 0), [0, 0], 0, 0),
