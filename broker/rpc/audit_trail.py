@@ -121,7 +121,8 @@ def _fields(request: Message) -> dict[str, object]:
 def _shown(message: Message) -> Iterator[tuple[str, object]]:
     for field, value in message.ListFields():
         if isinstance(value, int):
-            yield field.name, value
+            named = field.enum_type.values_by_number.get(value) if field.enum_type is not None else None
+            yield field.name, value if named is None else named.name
         elif isinstance(value, str | bytes | float | Message):
             yield field.name, _text(value)
         else:  # repeated

@@ -322,6 +322,11 @@ class TopicCounts:
                 self._search = self._spawn(f"oldest messages of topic {self._topic_id}", self._find_oldest())
         return oldest.last_age_ms()
 
+    @property
+    def search(self) -> asyncio.Task[None] | None:
+        """The search for oldest messages that is under way, if there is one."""
+        return self._search
+
     async def find_oldest_age_ms(self, subscription: Subscription) -> int:
         """Age of the oldest ready message, since it was due, or produced, or ready to be sent again."""
         if not self.of(subscription).ready or self._index is None:

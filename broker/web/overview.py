@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _LATE_MS = 1_000
 """Later than this at the 99th percentile is worth a colour."""
 _WAITING_MS = 60_000
 """A message that has been ready for longer is worth a headline."""
+_SEARCH_SECONDS = 1.0
+"""So long a look waits for ages that were not known, or the first one calls on time what has stood still for hours."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class Totals:
     lateness_max_ms: float = 0.0
     attention: list[tuple[str, str, str]] = field(default_factory=list)  # (link, name, what)
     attention_more: int = 0  # of such notes, those that are left out
+    sought: list[tuple[Topic, Subscription, SubscriptionCounts]] = field(default_factory=list)
+    """Those whose oldest message is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,19 @@ async def _sum(broker: Broker) -> tuple[Totals, tuple[float, ...]]:
             bounds = _add(totals, broker, topic, subscription)
             await budget.spent()
         await budget.spent()
+    await _find_oldest(totals)
     return totals, bounds
+
+
+async def _find_oldest(totals: Totals) -> None:
+    searches = {topic.counts.search for topic, *_ in totals.sought if topic.counts.search is not None}
+    if searches:
+        await asyncio.wait(searches, timeout=_SEARCH_SECONDS)
+    for topic, subscription, counts in totals.sought:
+        if not subscription.deleted:
+            age_ms = topic.counts.known_oldest_age_ms(subscription, counts)
+            totals.oldest_ready_ms = max(totals.oldest_ready_ms, age_ms)
+    totals.sought.clear()
 
 
 def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscription) -> tuple[float, ...]:
@@ -197,6 +214,8 @@ def _wait(totals: Totals, topic: Topic, subscription: Subscription, counts: Subs
     """Count as late what is ready and stays so, though nothing was delivered that could be called so."""
     age_ms = topic.counts.known_oldest_age_ms(subscription, counts)
     totals.oldest_ready_ms = max(totals.oldest_ready_ms, age_ms)
+    if topic.counts.search is not None:
+        totals.sought.append((topic, subscription, counts))
     if subscription.paused or not subscription.consumers:
         totals.unattended += counts.ready
 

@@ -450,6 +450,11 @@ async def test_creating_again_is_no_error_if_asked_so(
     assert (await client.topics.create("t", exist_ok=True)).policy.tick == timedelta(seconds=2)
     described = await client.subscriptions.create("t", "s", exist_ok=True)
     assert described.policy.lease == timedelta(seconds=9)
+    same = await client.subscriptions.create("t", "s", type=postdate.SubscriptionType.SHARED, exist_ok=True)
+    assert same == described
+    with pytest.raises(postdate.FailedPrecondition, match="is SHARED, not KEY_SHARED") as caught:
+        await client.subscriptions.create("t", "s", type=postdate.SubscriptionType.KEY_SHARED, exist_ok=True)
+    assert caught.value.reason == "SUBSCRIPTION_TYPE_MISMATCH"
 
 
 async def test_messages_are_acked_without_waiting_and_dead_letters_listed_up_to_a_limit(

@@ -95,6 +95,8 @@ class Link:
         """Half-close; the broker confirms what it has and ends the call."""
         self._closing = True
         self._work.set()
+        if self._call is None:
+            await self.abort()  # it may wait to try again
         done, _ = await asyncio.wait({self._task}, timeout=_END_GRACE_S)
         if not done:
             await self.abort()

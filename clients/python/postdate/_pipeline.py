@@ -97,6 +97,8 @@ class Pipeline:
         await self._idle.wait()
         self._closing = True
         self._work.set()
+        if self._call is None:
+            await self.abort()  # there is no stream to end, and it may wait to try again for nobody
         done, _ = await asyncio.wait({self._task}, timeout=_END_GRACE_S)
         if not done:
             await self.abort()
@@ -116,13 +118,16 @@ class Pipeline:
                 if self._closing:
                     return
                 await self._wait_work()
+            failure: PostdateError | None = None
             try:
                 self._call = await self._rpc.open_produce(self._topic)
                 await self._carry(self._call)
             except PostdateError as error:
-                await self._recover(error)
+                failure = error
             finally:
                 self._call = None
+            if failure is not None:
+                await self._recover(failure)
 
     async def _carry(self, call: ProduceCall) -> None:
         """Write and read until the call ends; raises what ended it unless that was `close`."""

@@ -18,7 +18,7 @@ from postdate._policy_messages import (
 )
 from postdate._rpc import Rpc
 from postdate._time import epoch_ms, moment
-from postdate.errors import AlreadyExists
+from postdate.errors import AlreadyExists, FailedPrecondition
 from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
 from postdate.policies import SubscriptionChanges, SubscriptionPolicy, TopicChanges, TopicPolicy
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
@@ -198,7 +198,8 @@ class Subscriptions:
     ) -> SubscriptionDescription:
         """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one.
 
-        With `exist_ok` that one is returned, its type, place and settings as they are.
+        With `exist_ok` that one is returned, its place and settings as they are. Another type than the one
+        that is asked for is `FailedPrecondition`, as no type can be changed.
         """
         request = admin_pb2.CreateSubscriptionRequest(topic=topic, name=name, request_id=uuid.uuid4().hex)
         if type is not None:
@@ -212,7 +213,15 @@ class Subscriptions:
         except AlreadyExists:
             if not exist_ok:
                 raise
-            return await self.get(topic, name)
+            found = await self.get(topic, name)
+            if type is not None and found.type is not type:
+                raise FailedPrecondition(
+                    f"subscription {name!r} of topic {topic!r} exists, and is {found.type.name}, not {type.name}",
+                    code="FAILED_PRECONDITION",
+                    reason="SUBSCRIPTION_TYPE_MISMATCH",
+                    metadata={"type": found.type.name},
+                ) from None
+            return found
         return _subscription(response.subscription)
 
     async def get(self, topic: str, name: str) -> SubscriptionDescription:

@@ -79,7 +79,8 @@ class Credentials:
     def open_channel(self, options: Sequence[tuple[str, Any]], address: str = "") -> grpc.aio.Channel:
         """A new channel to an address, or to the first one of those given.
 
-        Raises OSError where a file of certificates cannot be read, ValueError where the token must not be sent.
+        Raises OSError where a file of certificates cannot be read, ValueError where it holds none, or where the token
+        must not be sent.
         """
         address = address or self._given[0]
         check_address(address)
@@ -98,6 +99,7 @@ class Credentials:
             private_key=_read(self._tls.key_file),
             certificate_chain=_read(self._tls.cert_file),
         )
+        _check_files(self._tls)
         return grpc.aio.secure_channel(address, credentials, options=given)
 
     def _check(self, address: str) -> None:
@@ -146,6 +148,23 @@ def _read(path: str | os.PathLike[str] | None) -> bytes | None:
         return None
     with open(path, "rb") as file:
         return file.read()
+
+
+def _check_files(tls: Tls) -> None:
+    """Raise ValueError for what gRPC would never connect with: it says so in its own log alone, at each attempt."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # whether a key is long enough is for the broker to say
+    if tls.ca_file is not None:
+        try:
+            context.load_verify_locations(cafile=tls.ca_file)
+        except ssl.SSLError:
+            raise ValueError(f"{os.fspath(tls.ca_file)} holds no certificate in PEM") from None
+    if tls.cert_file is not None:
+        try:
+            context.load_cert_chain(tls.cert_file, tls.key_file, password="")
+        except ssl.SSLError:
+            pair = f"{os.fspath(tls.cert_file)} and {os.fspath(tls.key_file or '')}"
+            raise ValueError(f"{pair} are no certificate and its key without a password, in PEM") from None
 
 
 def _system_roots() -> bytes | None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 import postdate
 from postdate.credentials import Credentials
+from tests.certificates import Authority, Pair
 from tests.unit.client.fake_server import FakeBroker
 
 
@@ -46,6 +48,35 @@ def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
 def test_certificate_needs_its_key() -> None:
     with pytest.raises(ValueError, match="both cert_file and key_file"):
         postdate.Tls(cert_file="client.pem")
+
+
+def with_password(pair: Pair) -> bytes:
+    """The key, as gRPC cannot read it."""
+    key = serialization.load_pem_private_key(Path(pair.key_file).read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+
+@pytest.mark.parametrize("case", ["no authority", "no certificate", "another's key", "key with a password"])
+async def test_files_that_can_never_be_used_are_an_error_at_once(tmp_path: Path, case: str) -> None:
+    ours = Authority(tmp_path)
+    pair, other = ours.issue("client"), ours.issue("other")
+    text, locked = tmp_path / "text", tmp_path / "locked.key"
+    text.write_text("no certificate\n")
+    locked.write_bytes(with_password(pair))
+    files: dict[str, tuple[Any, Any, Any]] = {
+        "no authority": (text, None, None),
+        "no certificate": (ours.ca_file, text, pair.key_file),
+        "another's key": (ours.ca_file, pair.cert_file, other.key_file),
+        "key with a password": (ours.ca_file, pair.cert_file, locked),
+    }
+    ca_file, cert_file, key_file = files[case]
+    tls = postdate.Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+    with pytest.raises(ValueError, match=r"text holds no certificate|no certificate and its key"):
+        await postdate.connect("localhost:1", tls=tls).open()
+    good = postdate.Tls(ca_file=ours.ca_file, cert_file=pair.cert_file, key_file=pair.key_file)
+    async with postdate.connect("localhost:1", tls=good):
+        pass
 
 
 COMMANDS: list[tuple[tuple[str, ...], str]] = [

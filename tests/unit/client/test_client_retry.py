@@ -51,6 +51,24 @@ async def test_nothing_gives_up_before_its_time():
     assert not {case: seconds for case, seconds in zip(cases, waits, strict=True) if seconds < FOR_S}
 
 
+class Patient(random.Random):
+    """A source of chance by which each pause is an hour, if nothing ends it."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 3_600 / 0.05
+
+
+async def test_what_has_given_up_closes_at_once():
+    retry_for = timedelta(seconds=FOR_S)
+    async with postdate.connect(NOBODY, retry_for=retry_for, rng=Patient()) as client:
+        producer = client.producer("t")
+        await producer.open()
+        with pytest.raises(postdate.Unavailable):
+            await producer.send(b"x")
+        async with asyncio.timeout(4):  # the grace of a stream's end is five seconds
+            await producer.close()
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_last_attempt_comes_when_the_time_is_up(seed: int):
     backoff = Backoff(random.Random(seed))

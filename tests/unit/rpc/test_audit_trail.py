@@ -14,7 +14,7 @@ from broker.observe.logs import JsonFormatter, TextFormatter
 from broker.rpc.audit_trail import NOT_CHANGES
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from postdate_api.v1 import admin_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
 from tests.unit.folder.compaction_world import TOPIC
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
 
@@ -85,6 +85,8 @@ def test_counts_and_what_was_asked_for_are_in_the_line(caplog: pytest.LogCapture
     assert cancelled["asked_selector"] == "{schedule_keys=k0, k1}"
     (skipped,) = call("AdminService.SkipAll", caplog)
     assert (skipped["asked_subscription"], skipped["skipped_messages"]) == ("billing", 9)
+    (made,) = call("AdminService.CreateSubscription", caplog, type=consumer_pb2.SUBSCRIPTION_TYPE_SHARED)
+    assert made["asked_type"] == "SUBSCRIPTION_TYPE_SHARED"
     (purged,) = call("AdminService.PurgeDeadLetters", caplog)
     assert purged["purged_messages"] == 3
 

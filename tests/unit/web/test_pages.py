@@ -573,6 +573,21 @@ async def test_what_nobody_takes_is_the_headline(make_pages, monkeypatch):
     assert re.search(r"<h1>3 messages ready, the oldest for [^<]+, with nobody to take them</h1>", shown)
 
 
+async def test_what_nobody_takes_is_the_headline_of_the_first_look(make_pages, monkeypatch):
+    pages = await make_pages()
+    await pages.produce("orders", Outgoing(b"x"))
+    topic = pages.broker.registry.by_name["orders"]
+    await topic.subscriptions.create("billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
+    stored_ms = pages.broker.clock.now_ms()
+    while pages.broker.clock.now_ms() == stored_ms:
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(
+        overview, "_WAITING_MS", 0
+    )  # no look came before that would have looked for the oldest
+    shown = await pages.get("/")
+    assert re.search(r"<h1>1 message ready, the oldest for [^<]+, with nobody to take it</h1>", shown)
+
+
 async def test_what_is_delivered_late_is_the_headline(make_pages):
     pages = await make_pages()
     await pages.produce("orders", Outgoing(b"x"))

@@ -80,7 +80,8 @@ class Subscriptions:
     ) -> SubscriptionDescription:
         """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one.
 
-        With `exist_ok` that one is returned, its type, place and settings as they are.
+        With `exist_ok` that one is returned, its place and settings as they are. Another type than the one
+        that is asked for is `FailedPrecondition`, as no type can be changed.
         """
         return self._portal.run(
             self._inner.create(
