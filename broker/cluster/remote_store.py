@@ -16,6 +16,9 @@ from broker.settings import MIB
 
 T = TypeVar("T")
 
+READ_PATIENCE = 4
+"""So many times the time of an attempt, at most, for a read while reads have had no answer in time."""
+
 _PAGE = 1000
 _NO_RIGHTS = ("401 Unauthorized", "403 Forbidden")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
@@ -33,7 +36,12 @@ class AttemptTime(NamedTuple):
 
 
 class RemoteStore:
-    """Objects of a store that the library knows."""
+    """Objects of a store that the library knows.
+
+    A read without an answer in time gives those that follow twice the time each, until one is answered in the usual
+    time again: else nobody could read from a store that is slow for all, however often it is asked. A create has no
+    more time than it was given, as an owner's lease counts on that.
+    """
 
     def __init__(self, library: Any, store: Any, url: str, attempt: AttemptTime) -> None:
         self._library = library  # the module, which is imported only where a store is wanted
@@ -41,6 +49,7 @@ class RemoteStore:
         self._store = store
         self._url = url
         self._attempt = attempt
+        self._patience = 1
 
     @property
     def url(self) -> str:
@@ -61,8 +70,8 @@ class RemoteStore:
     async def read(self, name: str) -> bytes:
         check_name(name)
         with self._failures(f"read {name}"):
-            answer = await self._timed(self._library.get_async(self._store, name), 0)
-            return bytes(await self._timed(answer.bytes_async(), answer.meta["size"]))
+            answer = await self._timed_read(self._library.get_async(self._store, name), 0)
+            return bytes(await self._timed_read(answer.bytes_async(), answer.meta["size"]))
 
     async def read_range(self, name: str, start: int, length: int) -> bytes:
         try:
@@ -78,21 +87,21 @@ class RemoteStore:
         check_name(name)
         with self._failures(f"read {name}"):
             options = {"range": (start, start + length)}
-            answer = await self._timed(self._library.get_async(self._store, name, options=options), 0)
+            answer = await self._timed_read(self._library.get_async(self._store, name, options=options), 0)
             first, end = answer.range
-            return bytes(await self._timed(answer.bytes_async(), end - first))
+            return bytes(await self._timed_read(answer.bytes_async(), end - first))
 
     async def info(self, name: str) -> ObjectInfo:
         check_name(name)
         with self._failures(f"look at {name}"):
-            return _info(await self._timed(self._library.head_async(self._store, name), 0))
+            return _info(await self._timed_read(self._library.head_async(self._store, name), 0))
 
     async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         stream = self._library.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
         pages = aiter(stream)
         while True:
             with self._failures(f"list {folder}"):
-                page = await self._timed(_next_page(pages), 0)
+                page = await self._timed_read(_next_page(pages), 0)
             if page is None:
                 return
             for meta in page:
@@ -109,6 +118,19 @@ class RemoteStore:
     async def _timed(self, answer: Awaitable[T], length: int) -> T:
         async with asyncio.timeout(self._attempt.of(length)):
             return await answer
+
+    async def _timed_read(self, answer: Awaitable[T], length: int) -> T:
+        loop, usual_seconds = asyncio.get_running_loop(), self._attempt.of(length)
+        begin = loop.time()
+        try:
+            async with asyncio.timeout(usual_seconds * self._patience):
+                result = await answer
+        except TimeoutError:
+            self._patience = min(2 * self._patience, READ_PATIENCE)
+            raise
+        if loop.time() - begin < usual_seconds:
+            self._patience = 1
+        return result
 
     @contextmanager
     def _failures(self, doing: str) -> Iterator[None]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from broker.cluster.file_store import FileStore
 from broker.cluster.object_store import ObjectStore, StoreFailed, StoreRefused
-from broker.cluster.remote_store import AttemptTime
+from broker.cluster.remote_store import READ_PATIENCE, AttemptTime, RemoteStore
 from broker.cluster.stores import is_store_url, open_store
 from broker.runtime.steps import InThisThread
 from broker.settings import ConfigError
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
 from tests.s3_server import BUCKET, CREDENTIALS, SERVERS, need_server, s3_server, store_url
 from tests.unit.cluster.object_logs import STORES, object_store
 
@@ -138,6 +142,45 @@ def make_root() -> MemVfs:
 
 def open_folder(vfs: MemVfs) -> FileStore:
     return FileStore("root", vfs=vfs, executor=InThisThread(), modified_ms=lambda path: 0)
+
+
+def test_a_store_that_is_slow_for_all_is_read_all_the_same() -> None:
+    """Its answers take longer than an attempt may: reads are given more time, and creates are not."""
+    errors = pytest.importorskip("obstore").exceptions
+
+    class SlowLibrary:
+        exceptions = errors
+        seconds = 1.5
+
+        async def head_async(self, store: object, name: str) -> object:
+            await asyncio.sleep(self.seconds)
+            return {"path": name, "size": 1, "last_modified": datetime.now(UTC)}
+
+        async def put_async(self, store: object, name: str, body: bytes, mode: str) -> None:
+            await asyncio.sleep(self.seconds)
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        library = SlowLibrary()
+        slow = RemoteStore(library, None, "s3://slow", AttemptTime(1, 0))
+
+        async def one_read() -> bool:
+            with contextlib.suppress(StoreFailed):
+                await slow.info("a")
+                return True
+            return False
+
+        assert [await one_read() for _ in range(4)] == [False, True, True, True]
+        for _ in range(3):
+            with pytest.raises(StoreFailed, match="no answer in time to create"):
+                await slow.create("a", b"")
+        library.seconds = 0.1
+        assert await one_read()
+        library.seconds = 100
+        begin = loop.time()
+        assert not any([await one_read() for _ in range(4)])
+        assert loop.time() - begin == pytest.approx(3 + 2 * READ_PATIENCE), "no more than so long for one"
+
+    run_sim(scenario, seed=1)
 
 
 async def test_an_object_in_a_folder_outlives_a_crash_once_it_was_answered() -> None:
