@@ -23,11 +23,13 @@ from broker.folder.shard_folders import prepare_folder, read_shards, shard_folde
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind, show
+from broker.storage.backup_marker import is_backup_name
 
 if TYPE_CHECKING:
     from broker.cluster.base_manifest import Base
     from broker.cluster.base_store import BaseStore
     from broker.cluster.status import NodeStatus
+    from broker.folder.shard_uploads import ShardedBackup, ShardUploads
     from postdate import Client
     from postdate.backups import Backup
     from postdate.commands.settings import Settings
@@ -399,7 +401,7 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
     With STORE, upload the data that STORE does not contain yet, and print the URL of the backup. After the upload the
     folder on this machine is deleted; if the upload fails, it is kept. The two newest backups in STORE are always kept.
 
-    STORE is refused if the broker has several shards: upload the part of each shard with `backup upload`.
+    Of a broker with several shards that is one backup too, which counts once the parts of all shards are stored.
     """
     if not is_store_url(store):
         if label or keep or keep_days:
@@ -407,7 +409,6 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
         store, label = "", store
     bases = _open_bases(store) if store else None
     if bases is not None:
-        _refuse_shards(connection, store)
         _in_store(bases.check)
     made = _with_client(connection, lambda client: client.backups.create(label))
     seconds = made.duration.total_seconds()
@@ -421,27 +422,10 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
     _upload(bases, store, made.path)
     _with_client(connection, lambda client: client.backups.delete(made.name))
     if keep or keep_days:
-        names = _in_store(lambda: bases.prune(made.broker_id, keep, keep_days * _DAY_MS))
+        uploads, max_age_ms = _open_uploads(store), keep_days * _DAY_MS
+        names = _in_store(lambda: uploads.prune(made.broker_id, keep, max_age_ms))
+        names += _in_store(lambda: bases.prune(made.broker_id, keep, max_age_ms))
         click.echo(f"{len(names)} older backups were deleted", err=True)
-
-
-def _refuse_shards(connection: Settings, store: str) -> None:
-    """Refuse, before anything is made, what is uploaded of one shard at a time."""
-    shards = len(_with_client(connection, lambda client: client.cluster()).shards)
-    if shards == 1:
-        return
-    raise click.ClickException(
-        f"The broker has {shards} shards, and an object store takes the backup of one shard at a time. No backup "
-        "was made. Make one on this machine with `postdate-broker backup create`, then upload the part of each "
-        f"shard to a prefix of its own: `postdate-broker backup upload {_below(store, 'shard-0000')} "
-        f"FOLDER/shard-0000`, and so on to shard-{shards - 1:04}"
-    )
-
-
-def _below(store: str, name: str) -> str:
-    """Return the URL of a place in a store."""
-    path, mark, options = store.partition("?")
-    return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
 @backup.command("upload")
@@ -478,13 +462,20 @@ def list_backups(connection: Settings, output: str, limit: int | None, store: st
 
 def _list_bases(store: str, output: str, limit: int | None) -> None:
     stored = _in_store(_open_bases(store).bases)[:limit]
+    sharded = _in_store(_open_uploads(store).list)[:limit]
     if output == "json":
         lines = [
             {**asdict(item.base), "stored_time_ms": item.modified_ms, "url": f"{store}#{item.base.name}"}
             for item in stored
         ]
+        lines += [{**asdict(backup), "url": f"{store}#{backup.name}"} for backup in sharded]
         click.echo(json.dumps(lines))
         return
+    for backup in sharded:
+        uploaded = f"{backup.bytes} bytes, {backup.uploaded_bytes} of them uploaded"
+        click.echo(
+            f"{backup.name}  {_topics(backup.topics)} in {len(backup.bases)} shards  {uploaded}  {store}#{backup.name}"
+        )
     for base in (item.base for item in stored):
         uploaded = f"{base.bytes} bytes, {base.uploaded_bytes} of them uploaded"
         click.echo(f"{base.name}  {_topics(base.topics)}  {uploaded}  {store}#{base.name}")
@@ -499,8 +490,8 @@ def delete_backup(connection: Settings, name: str) -> None:
         store, _, base_name = name.partition("#")
         if not base_name:
             raise click.UsageError(f"{store} is a store: name the backup, as in {store}#NAME")
-        bases = _open_bases(store)
-        _in_store(lambda: bases.remove(base_name))
+        place = _open_uploads(store) if is_backup_name(base_name) else _open_bases(store)
+        _in_store(lambda: place.remove(base_name))
         return
     _with_client(connection, lambda client: client.backups.delete(name))
 
@@ -535,6 +526,18 @@ def _open_bases(store: str) -> BaseStore:
         raise click.UsageError(str(error)) from error
 
 
+def _open_uploads(store: str) -> ShardUploads:
+    from broker.cluster.base_store import ATTEMPT  # noqa: PLC0415
+    from broker.cluster.stores import open_store  # noqa: PLC0415
+    from broker.folder.shard_uploads import ShardUploads  # noqa: PLC0415
+    from broker.runtime.clock import SystemClock  # noqa: PLC0415
+
+    try:
+        return ShardUploads(open_store(store, ATTEMPT), SystemClock())
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def _in_store(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return asyncio.run(call())
@@ -548,7 +551,7 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
     from broker.folder.backup import read_marker  # noqa: PLC0415
     from broker.folder.bases import upload_backup  # noqa: PLC0415
 
-    async def work() -> Base:
+    async def work() -> Base | ShardedBackup:
         vfs = LocalVfs()
         if not vfs.exists(folder):
             raise NotFound(
@@ -556,11 +559,13 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
             )
         length = max(read_marker(vfs, folder.rstrip("/")).bytes, 1)
         with click.progressbar(length=length, label="Uploading", file=sys.stderr) as bar:
+            if read_shards(vfs, folder.rstrip("/")):
+                return await _open_uploads(store).upload(vfs, folder, tell=bar.update)
             return await upload_backup(bases, vfs, folder, tell=bar.update)
 
-    base = _in_store(work)
-    click.echo(f"{base.files} files, {base.bytes} bytes, {base.uploaded_bytes} of them uploaded", err=True)
-    click.echo(f"{store}#{base.name}")
+    stored = _in_store(work)
+    click.echo(f"{stored.bytes} bytes, {stored.uploaded_bytes} of them uploaded", err=True)
+    click.echo(f"{store}#{stored.name}")
 
 
 @main.command()
@@ -669,7 +674,23 @@ def _restore_base(url: str, data_dir: str) -> str:
     from broker.folder.point_in_time import refuse_cluster  # noqa: PLC0415
 
     store, _, name = url.partition("#")
-    bases = _open_bases(store)
+    bases, uploads = _open_bases(store), _open_uploads(store)
+
+    async def sharded() -> ShardedBackup | None:
+        """Return the backup of several shards that is meant, if it is one."""
+        if is_backup_name(name):
+            return await uploads.find(name)
+        return None if name or await bases.names() or not await uploads.list() else await uploads.find("")
+
+    async def restore_shards(backup: ShardedBackup) -> None:
+        ids = [str(uuid.uuid4()) for _ in backup.bases]
+        with _restore_bar(backup.bytes) as bar:
+            await uploads.restore(backup, LocalVfs(), data_dir, ids, tell=bar.update)
+
+    if (backup := asyncio.run(sharded())) is not None:
+        asyncio.run(restore_shards(backup))
+        shards = len(backup.bases)
+        return f"{_topics(backup.topics)} in {shards} shards: start a broker on it with --shards {shards}"
 
     async def work() -> Base:
         stored = await bases.bases()

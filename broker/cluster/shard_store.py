@@ -11,9 +11,10 @@ from broker.runtime.vfs import Buffer
 class ShardStore:
     """Objects of one shard beside its log: bases and their chunks."""
 
-    def __init__(self, store: ObjectStore, shard: int) -> None:
+    def __init__(self, store: ObjectStore, shard: int, folder: str = "shards") -> None:
+        """`folder`: what those of all shards lie in."""
         self._store = store
-        self._prefix = f"shards/{shard}"
+        self._prefix = f"{folder}/{shard}"
 
     @property
     def url(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 import tracemalloc
@@ -436,44 +437,52 @@ async def test_a_backup_is_one_folder_of_all_shards_that_is_restored_as_a_whole(
     assert unlabelled.reason == "INVALID_LABEL"
 
 
-async def test_an_object_store_takes_the_backup_of_one_shard_at_a_time(
+async def test_a_backup_in_an_object_store_is_of_all_shards_and_whole_or_not_there(
     shards: Shards, wire: Wire, tmp_path: Path
 ):
-    for topic in ALL:
-        await wire.produce(topic, b"x")
-    address = ("--address", shards.front.address)
+    address, store = ("--address", shards.front.address), f"file://{tmp_path / 'store'}"
+    (tmp_path / "store").mkdir()
 
     async def command(*words: str) -> Any:
-        return await asyncio.to_thread(CliRunner().invoke, main, ["backup", *words])
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert "Traceback" not in done.output
+        return done
 
-    for number in range(SHARDS):
-        (tmp_path / f"shard-{number:04}").mkdir()
-    refusal = await command("create", f"file://{tmp_path}", *address)
-    assert refusal.exit_code == 1 and "No backup was made" in refusal.stderr
-    assert f"upload file://{tmp_path}/shard-0000 FOLDER/shard-0000" in refusal.stderr
-    assert await backup_names(wire) == [] and parts_left(shards) == []
-    made = (await command("create", *address)).stdout.strip()
-    (tmp_path / "data").mkdir()
-    for number in range(SHARDS):
-        name = f"shard-{number:04}"
-        uploaded = await command("upload", f"file://{tmp_path}/{name}", f"{made}/{name}")
-        assert uploaded.exit_code == 0, uploaded.stderr
-        restored = await asyncio.to_thread(
-            CliRunner().invoke,
-            main,
-            ["restore", uploaded.stdout.strip(), f"--data-dir={tmp_path}/data/{name}"],
+    async def restored(url: str, name: str) -> list[str]:
+        done = await command("restore", url, f"--data-dir={tmp_path / name}")
+        assert done.exit_code == 0 and f"in {SHARDS} shards" in done.output, done.output
+        data = str(tmp_path / name)
+        assert verify_folder(LocalVfs(), data).problems == []
+        open_shard_folders(LocalVfs(), data, SHARDS).close()
+        images = [open_manifests(LocalVfs(), Layout(shard_folder(data, n)), 0) for n in range(SHARDS)]
+        return sorted(name for image in images for name in image.root.topics.values())
+
+    await wire.produce(A, b"x")
+    urls = []
+    for label, topic in (("one", B), ("two", A2), ("three", B2)):
+        await wire.produce(topic, b"x")
+        made = await command("backup", "create", store, label, "--keep", "1", *address)
+        assert made.exit_code == 0, made.output
+        urls.append(made.stdout.strip())
+        assert urls[-1].startswith(f"{store}#") and urls[-1].endswith(f"Z-{label}")
+        assert await backup_names(wire) == [] and parts_left(shards) == [], (
+            "the folder on this machine is gone"
         )
-        assert restored.exit_code == 0, restored.output
-    data = str(tmp_path / "data")
-    open_shard_folders(LocalVfs(), data, SHARDS).close()
-    report = verify_folder(LocalVfs(), data)
-    assert report.problems == []
-    found = [
-        name
-        for number in range(SHARDS)
-        for name in open_manifests(LocalVfs(), Layout(shard_folder(data, number)), 0).root.topics.values()
-    ]
-    assert sorted(found) == ALL
+    listed = json.loads((await command("backup", "list", store, "--output", "json")).stdout)
+    assert [backup["url"] for backup in listed] == urls[1:], "the two newest stay"
+    assert await restored(store, "newest") == sorted([A, A2, B, B2])
+    assert await restored(urls[1], "named") == sorted([A, A2, B])
+    gone = await command("restore", urls[0], f"--data-dir={tmp_path / 'gone'}")
+    assert gone.exit_code == 1 and "has no backup" in gone.output
+    kept = await command("backup", "delete", urls[1])
+    assert kept.exit_code == 1 and "two newest are kept" in kept.output
+    # What an upload that was cut leaves is no backup, and the next one goes on from there.
+    whole = tmp_path / "store" / "backups" / urls[2].partition("#")[2]
+    whole.rename(tmp_path / "aside")
+    assert await restored(store, "before") == sorted([A, A2, B])
+    whole.write_bytes((tmp_path / "aside").read_bytes().replace(b"three", b"thr33"))
+    damaged = await command("restore", store, f"--data-dir={tmp_path / 'damaged'}")
+    assert damaged.exit_code == 1 and "is damaged" in damaged.output
 
 
 async def test_old_backups_of_all_shards_are_deleted_by_number():
