@@ -171,7 +171,7 @@ def test_a_store_that_is_slow_for_all_is_read_all_the_same() -> None:
 
         assert [await one_read() for _ in range(4)] == [False, True, True, True]
         for _ in range(3):
-            with pytest.raises(StoreFailed, match="no answer in time to create"):
+            with pytest.raises(StoreFailed, match="timeout on an attempt to create"):
                 await slow.create("a", b"")
         library.seconds = 0.1
         assert await one_read()
