@@ -462,7 +462,7 @@ def list_backups(connection: Settings, output: str, limit: int | None, store: st
 
 def _list_bases(store: str, output: str, limit: int | None) -> None:
     stored = _in_store(_open_bases(store).bases)[:limit]
-    sharded = _in_store(_open_uploads(store).list)[:limit]
+    sharded = _in_store(_open_uploads(store).backups)[:limit]
     if output == "json":
         lines = [
             {**asdict(item.base), "stored_time_ms": item.modified_ms, "url": f"{store}#{item.base.name}"}
@@ -680,7 +680,7 @@ def _restore_base(url: str, data_dir: str) -> str:
         """Return the backup of several shards that is meant, if it is one."""
         if is_backup_name(name):
             return await uploads.find(name)
-        return None if name or await bases.names() or not await uploads.list() else await uploads.find("")
+        return None if name or await bases.names() or not await uploads.backups() else await uploads.find("")
 
     async def restore_shards(backup: ShardedBackup) -> None:
         ids = [str(uuid.uuid4()) for _ in backup.bases]

@@ -60,7 +60,7 @@ class ShardUploads:
         self._store = PatientStore(store)
         self._clock = clock
 
-    async def list(self) -> list[ShardedBackup]:
+    async def backups(self) -> list[ShardedBackup]:
         """All backups, the oldest first. Raises Corrupt."""
         names = sorted(
             info.name for info in await self._store.objects("backups") if is_backup_name(info.name)
@@ -73,7 +73,7 @@ class ShardUploads:
 
     async def find(self, name: str) -> ShardedBackup:
         """Return the backup of a name, or the newest if the name is empty. Raises NotFound, Corrupt."""
-        backups = await self.list()
+        backups = await self.backups()
         for backup in reversed(backups):
             if name in ("", backup.name):
                 return backup
@@ -124,14 +124,14 @@ class ShardUploads:
     async def remove(self, name: str) -> None:
         """Remove a backup. Raises NotFound, or Refused for the two newest of a broker."""
         backup = await self.find(name)
-        own = [each.name for each in await self.list() if each.broker_id == backup.broker_id]
+        own = [each.name for each in await self.backups() if each.broker_id == backup.broker_id]
         if backup.name in own[-_KEPT_MIN:]:
             raise Refused(f"The backup {name} stays: a broker's two newest are kept", reason="BACKUP_KEPT")
         await self._remove(backup)
 
     async def prune(self, broker_id: str, keep_count: int, max_age_ms: int) -> list[str]:
         """Remove a broker's backups that are too many or too old, never its two newest; returns their names."""
-        backups = await self.list()
+        backups = await self.backups()
         kept = [each.name for each in backups if each.broker_id == broker_id][-_KEPT_MIN:]
         markers = [
             Marker(
