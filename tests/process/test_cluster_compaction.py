@@ -43,7 +43,7 @@ async def test_the_job_at_each_node_frees_the_disks_of_all_and_a_take_over_deliv
     status, output = await apply(nodes, idle)
     assert status == 0, output
     for owner in owners:
-        assert f"the node at {nodes.address(owner)}: run this there, too" in output
+        assert f"the node at {nodes.address(owner)} owns them: run this command there, too" in output
     assert "Nothing is worth compacting" in output
     assert {generation for folder in folders for _, generation in ledger_files(folder)} == {"0"}
     for owner in sorted(set(owners)):

@@ -203,7 +203,7 @@ async def test_fields_of_json_members(client: postdate.Client, run: Run, source:
     assert (code, out["stored"], out["refused"]) == (5, 1, 3)
     assert {each["why"].split(",")[0] for each in out["refusals"]} == {
         "another member has its schedule key",
-        "it is no JSON object",
+        "it is not a JSON object",
         "it has no field body",
     }
     (found,) = await waiting(client)
@@ -228,7 +228,7 @@ async def test_what_is_due_already_comes_at_once_or_stays(
         (("nope", "jobs"), 3, "TOPIC_NOT_FOUND"),
         (("t", "text"), 1, "WRONGTYPE"),
         (("t", "typo"), 0, "Redis has nothing under typo"),
-        (("t", "seconds"), 1, "cannot be messages"),
+        (("t", "seconds"), 1, "cannot be sent as messages"),
         (("t", "jobs", "--url", "nonsense"), 2, "--url"),
         (("t", "jobs", "--url", "unix:///nope"), 4, "Redis cannot be reached"),
     ],

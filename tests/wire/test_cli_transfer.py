@@ -199,7 +199,7 @@ async def test_nothing_is_sent_of_a_file_that_is_wrong(
     file_of(path, 3, soon())
     good = path.read_text()
     for text, says in (
-        (good.replace('"2"', "2"), "line 4: payload is a text; nothing was sent"),
+        (good.replace('"2"', "2"), "line 4: payload must be a string; nothing was sent"),
         (good.rpartition('{"postdate_export_end"')[0], "cut off"),
         (
             good.replace('"1"', '"' + "x" * (1 << 21) + '"'),

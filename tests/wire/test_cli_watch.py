@@ -174,8 +174,8 @@ async def test_tail_says_what_it_cannot_do(client: postdate.Client, run: Run) ->
     await client.topics.create("t")
     for arguments, code, says in (
         (["nope"], 3, "TOPIC_NOT_FOUND"),
-        (["t", "--scheduled"], 2, "draws on a terminal"),
-        (["t", "--scheduled", "--produced"], 2, "goes without"),
+        (["t", "--scheduled"], 2, "requires a terminal"),
+        (["t", "--scheduled", "--produced"], 2, "cannot be combined with"),
     ):
         found = await run("tail", *arguments)
         assert (found[0], says in found[2]) == (code, True), found

@@ -419,7 +419,7 @@ async def test_the_sync_client_takes_several_addresses(nodes: Nodes):
 
 
 def test_each_address_is_looked_at() -> None:
-    with pytest.raises(ValueError, match="'b' is no address"):
+    with pytest.raises(ValueError, match="'b' is not an address"):
         postdate.connect("a:7650,b")
     with pytest.raises(ValueError, match="a token for b:7650"):
         postdate.connect("127.0.0.1:7650, b:7650", token="secret")

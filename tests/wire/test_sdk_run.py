@@ -301,7 +301,7 @@ async def test_plain_handler_is_no_success(client: postdate.Client, caplog):
 
     async with client.subscribe("t", "s", initial_position=EARLIEST, limit=1) as subscription:
         await within(subscription.run(handle))  # type: ignore[arg-type]
-    assert "make it `async def`" in caplog.text
+    assert "must be an `async def` function" in caplog.text
 
 
 async def test_senseless_limits_are_refused(client: postdate.Client):

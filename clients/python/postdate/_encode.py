@@ -297,7 +297,7 @@ def _ttl(span: timedelta | None) -> bytes:
         return b""
     ttl_ms = duration_ms(span, "ttl")
     if not ttl_ms:
-        raise ValueError("ttl is zero, which nothing outlives; leave it out for the topic's own")
+        raise ValueError("ttl must be greater than zero; omit it to use the topic's default")
     return _number(_TAGS["ttl_ms"], ttl_ms)
 
 

@@ -29,7 +29,7 @@ class Numbering:
             self._given = given is not None
         if self._given != (given is not None):
             raise ValueError(
-                "of one producer, all messages have a sequence_id from their caller, or none has"
+                "either all messages of a producer have a sequence_id from their caller, or none"
             )
         if given is not None:
             if isinstance(given, bool) or not isinstance(given, int):
@@ -53,4 +53,4 @@ class Numbering:
 
 def refuse_number() -> NoReturn:
     """Refuse a number where the producer has no name: it would do nothing."""
-    raise ValueError("sequence_id is of use with a producer_name only")
+    raise ValueError("a sequence_id requires a producer_name")

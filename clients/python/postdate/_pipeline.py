@@ -156,7 +156,9 @@ class Pipeline:
         except NotFound:
             return  # and nothing of this is stored in a topic that there is not
         if not response.topic.effective_policy.dedup_window_ms:
-            self._fail_queue(lambda batch: batch.unsure, Disconnected("the topic knows no repeats"))
+            self._fail_queue(
+                lambda batch: batch.unsure, Disconnected("the topic does not remember sequence ids")
+            )
 
     async def _write(self, call: ProduceCall) -> None:
         while True:

@@ -197,7 +197,7 @@ class Runner:
             async with message.processing():
                 outcome = self._handler(message)
                 if not inspect.isawaitable(outcome):
-                    raise TypeError("the handler returned without anything to await: make it `async def`")
+                    raise TypeError("the handler must be an `async def` function")
                 await outcome
                 handling.is_handled = True
         except asyncio.CancelledError:

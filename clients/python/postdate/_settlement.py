@@ -202,7 +202,7 @@ class Settlements:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if verb is not ACK and not self.is_connected:
-            raise Disconnected("the connection is broken, and the lease with it")
+            raise Disconnected("the connection broke, which ended the lease")
 
     async def settle(self, verb: Verb, ids: Sequence[tuple[int, int]]) -> None:
         """Ask, and wait for the confirmation."""

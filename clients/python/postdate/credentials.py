@@ -118,7 +118,7 @@ class Credentials:
         token = (self._token() if callable(self._token) else self._token).strip()
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             # It is not shown: what is almost a token is almost a secret.
-            raise ValueError("the token is empty, or has characters that no token has")
+            raise ValueError("the token is empty, or contains characters that are not allowed")
         return (("authorization", f"Bearer {token}"),)
 
 
@@ -140,7 +140,7 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
     if not is_port or not host or any(each.isspace() for each in address):
-        raise ValueError(f"{address!r} is no address: give host:port, for example 127.0.0.1:7650")
+        raise ValueError(f"{address!r} is not an address: give host:port, for example 127.0.0.1:7650")
 
 
 def _read(path: str | os.PathLike[str] | None) -> bytes | None:

@@ -179,9 +179,9 @@ async def test_deleting_several_goes_on_after_a_failure(broker: FakeBroker, post
         (["produce", "t", "--at", "2030-01-01T00:00:00Z", "--delay", "1s", "--payload", "x"], 2, "not both"),
         (["produce", "t", "--file", "/nope"], 2, "No such file"),
         (["produce", "t", "--file", "x", "--payload", "x"], 2, "not both"),
-        (["produce", "t", "--count", "2"], 2, "--count repeats --payload"),
-        (["produce", "t", "--whole"], 2, "--whole is about --file"),
-        (["produce", "t", "--payload", "x", "--replace"], 2, "--replace is about --schedule-key"),
+        (["produce", "t", "--count", "2"], 2, "--count requires --payload"),
+        (["produce", "t", "--whole"], 2, "--whole requires --file"),
+        (["produce", "t", "--payload", "x", "--replace"], 2, "--replace requires --schedule-key"),
         (["produce", "t", "--schedule-key", "k"], 2, "names one message"),
         (["produce", "t", "--payload", "x", "--count", "2", "--schedule-key", "k"], 2, "names one message"),
         (["produce", "t", "--payload", "x", "--property", "a"], 2, "NAME=VALUE"),
@@ -253,7 +253,7 @@ async def test_replay_fails_on_a_bad_broker(
     result = await postdate("bench", "replay", log, "--speed", "10000", "-o", "json")
     assert result.code == 6
     assert result.json["subscriptions"][0][count] > 0
-    assert result.err == "postdate: messages are missing, early, doubled or changed\n"
+    assert result.err == "postdate: messages are missing, early, duplicated or changed\n"
 
 
 async def test_bench_loads(broker: FakeBroker, postdate: Run) -> None:

@@ -153,14 +153,14 @@ async def test_dead_letters_are_requeued_and_purged(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dlq", "requeue", "t", "s"], "one of the two"),
-        (["dlq", "requeue", "t", "s", "8:0", "--all", "--yes"], "one of the two"),
+        (["dlq", "requeue", "t", "s"], "give either ids or --all"),
+        (["dlq", "requeue", "t", "s", "8:0", "--all", "--yes"], "give either ids or --all"),
         (["dlq", "requeue", "t", "s", "8-0"], "not a message id"),
-        (["topic", "update", "t"], "say what to change"),
+        (["topic", "update", "t"], "give at least one setting"),
         (["topic", "update", "t", "--tick", "1s", "--inherit", "tick"], "not both"),
         (["topic", "update", "t", "--inherit", "nonsense"], "nonsense"),
         (["topic", "create", "t", "--retention-bytes", "5MB"], "not a size"),
-        (["subscription", "update", "t", "s"], "say what to change"),
+        (["subscription", "update", "t", "s"], "give at least one setting"),
         (["subscription", "seek", "t", "s", "yesterday"], "a message id looks like 7:1234"),
         (["subscription", "pause", "t"], "Missing argument"),
     ],

@@ -72,7 +72,7 @@ async def test_which_broker_is_meant(
     [
         (["context", "add", "a"], 2, "--address HOST:PORT"),
         (["context", "add", "-x", "--address", NOWHERE], 2, "No such option"),
-        (["context", "add", "a/b", "--address", NOWHERE], 2, "a name has letters"),
+        (["context", "add", "a/b", "--address", NOWHERE], 2, "a name consists of letters"),
         (["context", "use", "nope"], 3, "no context nope"),
         (["context", "show", "nope"], 3, "no context nope"),
         (["context", "remove", "nope"], 3, "no context nope"),

@@ -123,9 +123,9 @@ async def test_missing_file_is_named(postdate: Callable[..., Any]) -> None:
 async def test_what_is_no_address_is_refused_by_the_sdk_and_in_a_context(
     postdate: Callable[..., Any], address: str
 ) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         Credentials(address)
     told = await postdate("context", "add", "typo", "--address", address)
-    assert (told.code, "is no address" in told.err) == (2, True)
+    assert (told.code, "is not an address" in told.err) == (2, True)
     told = await postdate("--address", address, "info")
-    assert (told.code, "is no address" in told.err) == (2, True)
+    assert (told.code, "is not an address" in told.err) == (2, True)

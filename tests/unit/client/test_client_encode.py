@@ -265,7 +265,7 @@ async def test_a_list_is_cut_where_a_batch_is_full(
         ({"deliver_after": timedelta(microseconds=-1)}, ValueError, "deliver_after is negative"),
         ({"deliver_after": timedelta.max}, ValueError, "deliver_after is too long"),
         ({"deliver_at": EPOCH, "deliver_after": timedelta(0)}, ValueError, "not both"),
-        ({"ttl": timedelta(0)}, ValueError, "ttl is zero"),
+        ({"ttl": timedelta(0)}, ValueError, "ttl must be greater than zero"),
         ({"event_time": 5}, TypeError, "event_time must be a datetime"),
     ],
 )

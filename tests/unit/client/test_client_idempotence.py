@@ -82,9 +82,9 @@ async def test_numbers_that_make_no_sense_are_refused_before_anything_is_sent(
                 await producer.send(b"x", sequence_id=number)
         with pytest.raises(TypeError, match="must be an int, not str"):
             await producer.send(b"x", sequence_id=wrong)
-        with pytest.raises(ValueError, match="or none has"):
+        with pytest.raises(ValueError, match="or none"):
             await producer.send(b"x")
-        with pytest.raises(ValueError, match="or none has"):
+        with pytest.raises(ValueError, match="or none"):
             await producer.send_many([b"x"])
     assert broker.requests == []
 
@@ -92,7 +92,7 @@ async def test_numbers_that_make_no_sense_are_refused_before_anything_is_sent(
 def test_own_numbers_begin_at_the_clock() -> None:
     numbering = Numbering(1_000)
     assert [numbering.number(None), numbering.number(None)] == [1_001, 1_002]
-    with pytest.raises(ValueError, match="or none has"):
+    with pytest.raises(ValueError, match="or none"):
         numbering.number(5)
 
 
@@ -127,7 +127,7 @@ async def test_topic_that_knows_no_repeats_is_sent_none(broker: FakeBroker, clie
     await client.topics.create("t", postdate.TopicPolicy(dedup_window=timedelta(0)))
     broker.knobs.break_produce_after = 0
     async with client.producer("t", producer_name="p") as producer:
-        with pytest.raises(postdate.Disconnected, match="knows no repeats"):
+        with pytest.raises(postdate.Disconnected, match="does not remember sequence ids"):
             await producer.send(b"once")
         await producer.send(b"again")
     assert broker.payloads("t") == [b"once", b"again"]

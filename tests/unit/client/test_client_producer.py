@@ -237,7 +237,7 @@ async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
 BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"deliver_after": timedelta.max}, ValueError, "deliver_after is too long"),
     ({"ttl": timedelta.max}, ValueError, "ttl is too long"),
-    ({"ttl": timedelta(0)}, ValueError, "ttl is zero"),
+    ({"ttl": timedelta(0)}, ValueError, "ttl must be greater than zero"),
     ({"properties": {"a": 1}}, TypeError, r"properties\['a'\] must be a str, not int"),
     ({"properties": {1: "a"}}, TypeError, "a name in properties, 1, must be a str, not int"),
     ({"properties": {"a": "\ud800"}}, ValueError, r"properties\['a'\] cannot be sent as UTF-8"),

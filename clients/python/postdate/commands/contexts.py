@@ -33,7 +33,7 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
     """
     if not _NAME.fullmatch(name):
         raise click.UsageError(
-            "a name has letters, digits, '.', '_' and '-', and begins with one of the first two"
+            "a name consists of letters, digits, '.', '_' and '-', and begins with a letter or a digit"
         )
     contexts = Contexts.read()
     if name in contexts.by_name and not force:

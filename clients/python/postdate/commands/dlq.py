@@ -123,7 +123,7 @@ def purge(
 
 def _check(ids: tuple[postdate.MessageId, ...], every: bool) -> None:
     if bool(ids) == every:
-        raise click.UsageError("give ids or --all, one of the two")
+        raise click.UsageError("give either ids or --all")
 
 
 async def _refuse(

@@ -62,9 +62,9 @@ def histogram(
 ) -> None:
     """Draw a histogram of the due times of pending messages. The broker counts them without reading messages."""
     if width is not None and not width:
-        raise click.UsageError("--width is above 0")
+        raise click.UsageError("--width must be greater than 0")
     if start is not None and end is not None and end <= start:
-        raise click.UsageError("--until is to be later than --from")
+        raise click.UsageError("--until must be later than --from")
 
     async def work() -> None:
         async with settings.client() as client:

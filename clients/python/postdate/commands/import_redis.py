@@ -65,7 +65,7 @@ class _Mapping:
     def message(self, member: bytes, score: float) -> postdate.OutgoingMessage:
         """Raises ValueError if it cannot be one."""
         if not math.isfinite(score) or score < 0:
-            raise ValueError(f"its score {score} is no time")
+            raise ValueError(f"its score {score} is not a time")
         if (score >= _SECONDS_BELOW) != (self.unit == "ms"):
             other = "s" if self.unit == "ms" else "ms"
             raise ValueError(f"its score {score:.0f} looks like a time in {other}; if so, add --unit {other}")
@@ -168,7 +168,7 @@ def import_redis(settings: Settings, /, topic: str, key: str, url: str, **option
         emit_one(settings, fields | {"refusals": moved.refused})
     if moved.refused_count:
         raise CommandFailed(
-            f"{counted(moved.refused_count, 'member')} cannot be messages, and stay in Redis",
+            f"{counted(moved.refused_count, 'member')} cannot be sent as messages, and stay in Redis",
             EXIT_PARTLY if moved.stored else EXIT_FAILED,
         )
 
@@ -302,7 +302,9 @@ def _fields(member: bytes) -> dict[str, Any]:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object, which --payload-field and its like want")
+        raise ValueError(
+            "it is not a JSON object, which --payload-field and the other --...-field options require"
+        )
     return fields
 
 
@@ -315,5 +317,5 @@ def _of(fields: dict[str, Any], name: str) -> Any:
 def _text(fields: dict[str, Any], name: str) -> str:
     value = _of(fields, name)
     if not isinstance(value, str | int):
-        raise ValueError(f"its field {name} is no text and no whole number")
+        raise ValueError(f"its field {name} is neither a string nor an integer")
     return str(value)

@@ -351,7 +351,7 @@ def _report(settings: Settings, result: _Import, *, dry_run: bool, skip_past: bo
     }
     if dry_run:
         emit_one(settings, {"dry_run": True} | fields)
-        click.echo("dry run: every line is fine, nothing was sent", err=True)
+        click.echo("dry run: every line is valid, nothing was sent", err=True)
     else:
         counts = {
             "stored": result.stored,
@@ -360,7 +360,7 @@ def _report(settings: Settings, result: _Import, *, dry_run: bool, skip_past: bo
         }
         emit_one(settings, fields | counts)
         if result.messages and result.stored_before == result.messages:
-            click.echo("nothing was sent: the topic got all of this file before", err=True)
+            click.echo("nothing was sent: the topic already has all messages of this file", err=True)
     if result.past and not skip_past:
         would = "would be" if dry_run else "is" if result.past == 1 else "are"
         click.echo(

@@ -71,7 +71,7 @@ def message_line(message: ScheduledMessage) -> str:
     for name in ("deliver_at", "event_time"):
         if getattr(message, name) == _BEYOND:
             raise ValueError(
-                f"{name} of message {message.id} lies after the year 9999, which no line can say"
+                f"{name} of message {message.id} is after the year 9999, which a line cannot contain"
             )
     fields: dict[str, Any] = {"source_id": str(message.id), "deliver_at": message.deliver_at.isoformat()}
     payload = message.payload or b""
@@ -149,7 +149,7 @@ def _message(number: int, fields: dict[str, Any]) -> OutgoingMessage:
     try:
         payload, deliver_at = _payload(fields), _time(fields, "deliver_at")
         if deliver_at < _EPOCH:
-            raise ValueError("deliver_at is before 1970, which no broker takes")
+            raise ValueError("deliver_at is before 1970, which brokers refuse")
         message = OutgoingMessage(payload, deliver_at=deliver_at)
         for name in _TEXTS:
             if name in fields:
@@ -169,13 +169,13 @@ def _message(number: int, fields: dict[str, Any]) -> OutgoingMessage:
 
 def _payload(fields: dict[str, Any]) -> bytes:
     if ("payload" in fields) == ("payload_base64" in fields):
-        raise ValueError("a message has payload or payload_base64, one of the two")
+        raise ValueError("a message needs either payload or payload_base64")
     if "payload" in fields:
         return _text("payload", fields["payload"]).encode()
     try:
         return base64.b64decode(_text("payload_base64", fields["payload_base64"]), validate=True)
     except ValueError as error:
-        raise ValueError(f"payload_base64 is no base64: {error}") from None
+        raise ValueError(f"payload_base64 is not base64: {error}") from None
 
 
 def _time(fields: dict[str, Any], name: str) -> datetime:
@@ -187,18 +187,18 @@ def _time(fields: dict[str, Any], name: str) -> datetime:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a text")
+        raise ValueError(f"{name} must be a string")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{name} has half a character in it") from None
+            raise ValueError(f"{name} contains half of a surrogate pair") from None
     return value
 
 
 def _properties(value: Any) -> Mapping[str, str]:
     if not isinstance(value, dict):
-        raise ValueError("properties are an object of texts")
+        raise ValueError("properties must be an object of strings")
     return {
         _text("a property's name", name): _text(f"the property {name}", text) for name, text in value.items()
     }

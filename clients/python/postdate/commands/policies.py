@@ -111,7 +111,7 @@ def _changes(options: Mapping[str, Any], inherit: tuple[str, ...]) -> dict[str, 
             raise click.UsageError(f"give --{setting} or --inherit {setting}, not both")
         changes[name] = None
     if not changes:
-        raise click.UsageError("say what to change")
+        raise click.UsageError("give at least one setting to change")
     return changes
 
 

@@ -66,11 +66,11 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
     if options["payload"] is not None and options["path"] is not None:
         raise click.UsageError("give --payload or --file, not both")
     if options["count"] is not None and options["payload"] is None:
-        raise click.UsageError("--count repeats --payload")
+        raise click.UsageError("--count requires --payload")
     if options["whole"] and options["path"] is None:
-        raise click.UsageError("--whole is about --file")
+        raise click.UsageError("--whole requires --file")
     if options["replace"] and not options["schedule_key"]:
-        raise click.UsageError("--replace is about --schedule-key")
+        raise click.UsageError("--replace requires --schedule-key")
     is_one = options["whole"] or (options["payload"] is not None and options["count"] in {None, 1})
     if options["schedule_key"] and not is_one:
         raise click.UsageError(
@@ -246,6 +246,6 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise click.UsageError(f"--property wants NAME=VALUE, not {pair!r}")
+            raise click.UsageError(f"--property must be NAME=VALUE, not {pair!r}")
         properties[name] = value
     return properties

@@ -223,7 +223,7 @@ def _report(settings: Settings, path: str, log: LogFile, under_way: _Run, speed:
         }
         emit_one(settings, document)
     if not good:
-        raise CommandFailed("messages are missing, early, doubled or changed", EXIT_CHECK_FAILED)
+        raise CommandFailed("messages are missing, early, duplicated or changed", EXIT_CHECK_FAILED)
 
 
 def _headline(path: str, log: LogFile, under_way: _Run, speed: float) -> str:

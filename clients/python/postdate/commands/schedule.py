@@ -151,7 +151,7 @@ def get_scheduled(
     By ID, a message that came back from a consumer is shown, too, with the reason of the last nack.
     """
     if (id is None) == (not key):
-        raise click.UsageError("give an ID or --schedule-key, one of the two")
+        raise click.UsageError("give either an ID or --schedule-key")
 
     async def work() -> None:
         async with settings.client() as client:
@@ -189,10 +189,12 @@ class _Chosen:
         every = options.pop("every")
         kinds = bool(options["ids"]) + bool(options["keys"]) + has_filter
         if every and kinds:
-            raise click.UsageError("--all goes without IDs, --schedule-key, --from, --until and --key-prefix")
+            raise click.UsageError(
+                "--all cannot be combined with IDs, --schedule-key, --from, --until or --key-prefix"
+            )
         if kinds + every != 1:
             raise click.UsageError(
-                "say which: IDs; or --schedule-key; or --from, --until, --key-prefix; or --all"
+                "select messages by IDs, by --schedule-key, by --from, --until and --key-prefix, or with --all"
             )
         return cls(**options)
 
@@ -258,7 +260,7 @@ def move(
     """Change the delivery time of pending messages of TOPIC."""
     times = {"deliver_at": deliver_at, "deliver_after": deliver_after, "shift": shift}
     if sum(each is not None for each in times.values()) != 1:
-        raise click.UsageError("say when: --to, --in or --by, one of them")
+        raise click.UsageError("give one of --to, --in and --by")
     _change(settings, _Chosen.of(options), "move", "moved", times, dry_run, yes)
 
 

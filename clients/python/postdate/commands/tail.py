@@ -48,11 +48,9 @@ def tail(settings: Settings, topic: str, produced: bool, scheduled: bool, count:
     its subscription is deleted by the next `postdate tail` of TOPIC.
     """
     if scheduled and (produced or count):
-        raise click.UsageError("--scheduled goes without --produced and --count")
+        raise click.UsageError("--scheduled cannot be combined with --produced and --count")
     if scheduled and not (sys.stdout.isatty() and settings.output == "table"):
-        raise click.UsageError(
-            "--scheduled draws on a terminal; postdate schedule list prints what is due next"
-        )
+        raise click.UsageError("--scheduled requires a terminal; use postdate schedule list instead")
     with suppress(KeyboardInterrupt):  # how it is meant to end
         run(_watch(settings, topic) if scheduled else _tail(settings, topic, count, produced=produced))
 

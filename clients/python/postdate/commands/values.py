@@ -34,7 +34,7 @@ def parse_duration(text: str) -> timedelta:
     try:
         return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta(0))
     except OverflowError:
-        raise ValueError(f"{text!r} is longer than time goes on") from None
+        raise ValueError(f"{text!r} is too long") from None
 
 
 def parse_time(text: str) -> datetime:
@@ -56,7 +56,7 @@ def parse_when(text: str) -> datetime:
     except ValueError:
         pass
     except OverflowError:
-        raise ValueError(f"{text!r} is longer than time goes on") from None
+        raise ValueError(f"{text!r} is too long") from None
     try:
         return parse_time(text)
     except ValueError as error:
