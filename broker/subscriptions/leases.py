@@ -16,8 +16,8 @@ from broker.model import (
     remove_entries,
     without_entries,
 )
-from broker.subscriptions.runs import NEVER_MS
-from broker.subscriptions.timed import TimedEntries
+from broker.subscriptions.entry_time_runs import NEVER_MS
+from broker.subscriptions.entry_times import EntryTimes
 
 _DUE_ROWS = 1 << 17
 """So many deadlines that passed are looked at in one step."""
@@ -59,7 +59,7 @@ class Leases:
         self._held: dict[str, Entries] = {}
         self._grants: list[_Grant] = []  # by deadline
         self._outdated: Entries = {}  # may name more
-        self._deadlines = TimedEntries()  # its times are nanoseconds here
+        self._deadlines = EntryTimes()  # its times are nanoseconds here
         self._late: Entries = {}  # found to be late, and held all the same
         self._none_before_ns = NEVER_MS  # looked at far more often than a deadline passes
 

@@ -26,8 +26,8 @@ from broker.model import (
     without_entries,
 )
 from broker.storage.manifest import LedgerTimes
-from broker.subscriptions.runs import NEVER_MS
-from broker.subscriptions.timed import TimedEntries, TimesCapture
+from broker.subscriptions.entry_time_runs import NEVER_MS
+from broker.subscriptions.entry_times import EntryTimes, TimesCapture
 
 _DUE_ROWS = 1 << 17
 """So many rows that became due are looked at in one step; more of them only if a million became due at once."""
@@ -39,8 +39,8 @@ class RedeliveryQueue:
     def __init__(self, owed: dict[int, LedgerTimes] | None = None) -> None:
         self.queued: Entries = {}
         self._ready: Entries = {}  # of `queued`: what may go now
-        self._owed = TimedEntries(owed)
-        self._put_off = TimedEntries()  # what is queued under a time that no record gave
+        self._owed = EntryTimes(owed)
+        self._put_off = EntryTimes()  # what is queued under a time that no record gave
         self.queue_owed()
 
     # -- durable ---------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class RedeliveryQueue:
         self.queued.clear()
         self._ready.clear()
         self._owed.waits = {}
-        self._put_off = TimedEntries()
+        self._put_off = EntryTimes()
 
     # -- facts -----------------------------------------------------------------------------------------------
 

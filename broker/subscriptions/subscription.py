@@ -42,11 +42,11 @@ from broker.subscriptions.consumers import Consumers
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.decisions import Decisions
 from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
+from broker.subscriptions.entry_times import TimesCapture
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import MessageLogs, Reasons
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
-from broker.subscriptions.timed import TimesCapture
 from broker.subscriptions.types import SubscriptionType
 
 Mask = npt.NDArray[np.bool_]

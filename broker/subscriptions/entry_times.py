@@ -1,12 +1,13 @@
 """A map from entries to times for a million of them and more, as columns. Pure: no file, no clock, no await.
 
-What is put gathers in chunks until they fill a block or one of them is due; then they become a run (`runs.py`). Two
-runs of about one size are merged into a third, a block or two with each change, so that no single step is long: a
-row is moved about as often as the number of rows doubles. While a merge is under way all three are runs like others.
+What is put gathers in chunks until they fill a block or one of them is due; then they become a run
+(`entry_time_runs`). Two runs of about one size are merged into a third, a block or two with each change, so that no
+single step is long: a row is moved about as often as the number of rows doubles. While a merge is under way all three
+are runs like others.
 
 Invariants:
-  TIMED-1  An entry is held by one run at most, or by the chunks that gather: the time there is its time.
-  TIMED-2  More than half of a run's rows hold, or the run is small, being merged, or waits for the next change to be.
+  TIMES-1  An entry is held by one run at most, or by the chunks that gather: the time there is its time.
+  TIMES-2  More than half of a run's rows hold, or the run is small, being merged, or waits for the next change to be.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from broker.model import (
     without_entries,
 )
 from broker.storage.manifest import LedgerTimes
-from broker.subscriptions.runs import (
+from broker.subscriptions.entry_time_runs import (
     BLOCK_ROWS,
     NEVER_MS,
     Block,
@@ -84,7 +85,7 @@ class _Gathering:
     waiting_count: int = 0  # likewise
 
 
-class TimedEntries:
+class EntryTimes:
     """See the module's description. Besides its time, of each entry is known whether it waits for it."""
 
     def __init__(self, times: dict[int, LedgerTimes] | None = None) -> None:

@@ -5,7 +5,7 @@ them by reference; a run is a list of blocks. Its rows outlive what they say: an
 another time by now, leaves the set `held` of its run at once, and its row when the run is merged into another.
 
 Invariant:
-  RUN-1  An entry that is held has exactly one row in the blocks of that run.
+  TIMERUN-1  An entry that is held has exactly one row in the blocks of that run.
 """
 
 from __future__ import annotations
