@@ -19,7 +19,7 @@ from broker.delayed.index_feed import IndexFeed
 from broker.delayed.index_pump import IndexPump
 from broker.model import Array
 from broker.runtime.clock import Clock
-from broker.storage.log import TopicLog
+from broker.storage.log import UndelayedRuns
 from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.dispatcher import Dispatcher
@@ -179,7 +179,7 @@ def mutant_nack_comes_back_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def mutant_wakes_nobody_for_undelayed_messages(patch: pytest.MonkeyPatch) -> None:
     """Does not note where undelayed messages lie, so that the reader steps over them."""
-    patch.setattr(TopicLog, "_note_undelayed", lambda *_: None)
+    patch.setattr(UndelayedRuns, "append", lambda *_: None)
 
 
 def mutant_expires_before_the_time(patch: pytest.MonkeyPatch) -> None:

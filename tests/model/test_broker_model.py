@@ -43,6 +43,12 @@ def test_a_random_schedule_loses_hurries_and_doubles_nothing(seed):
     walk(seed)
 
 
+def test_every_mutant_has_its_place(monkeypatch):
+    for put_in in MUTANTS.values():
+        with monkeypatch.context() as patch:
+            put_in(patch)
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_model_notices_that_a_broker(name, monkeypatch):

@@ -51,6 +51,12 @@ def test_the_walks_meet_everything():
     assert kinds | {"due", "exact", "counted"} <= seen.keys()
 
 
+def test_every_mutant_has_its_place(monkeypatch):
+    for put_in in MUTANTS.values():
+        with monkeypatch.context() as patch:
+            put_in(patch)
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_model_notices_that(name, monkeypatch):

@@ -234,7 +234,7 @@ MUTATIONS = (
     ),
     _bug(
         "a nack's delay is forgotten at a restart",
-        "broker.subscriptions.capture",
+        _SUBSCRIPTION,
         "waiting=self.waiting.by_ledger()",
         "waiting={}",
     ),

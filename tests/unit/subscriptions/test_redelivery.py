@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from broker.model import ENTRY_ID_MAX, Entries, Position, bitmap_of, count_entries
 from broker.storage.manifest import CursorImage, decode_cursor, encode_cursor
-from broker.subscriptions import redelivery, runs, timed
+from broker.subscriptions import entry_time_runs, entry_times, redelivery
 from broker.subscriptions.redelivery import RedeliveryQueue
 from tests.depth import at_depth
 from tests.harness import entries_of
@@ -158,15 +158,15 @@ def blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Blocks of a few rows, so that a few entries make runs and merges."""
 
     def choose(rows: int) -> None:
-        for module in (runs, timed):
+        for module in (entry_time_runs, entry_times):
             monkeypatch.setattr(module, "BLOCK_ROWS", rows)
-        monkeypatch.setattr(timed, "_DEAD_ROWS", rows)
+        monkeypatch.setattr(entry_times, "_DEAD_ROWS", rows)
 
     return choose
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_rows", [1, 3, runs.BLOCK_ROWS])
+@pytest.mark.parametrize("block_rows", [1, 3, entry_time_runs.BLOCK_ROWS])
 def test_it_gives_what_plain_dicts_would(block_rows: int, blocks_of_rows: Callable[[int], None]):
     blocks_of_rows(block_rows)
 
@@ -306,11 +306,11 @@ def test_what_is_due_stays_so_when_the_clock_steps_back_and_what_is_not_waits():
 
 
 def test_a_herd_that_is_due_at_once_goes_out_piece_by_piece(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(redelivery, "_DUE_ROWS", runs.BLOCK_ROWS)
-    waiting, count = RedeliveryQueue(), 5 * runs.BLOCK_ROWS
+    monkeypatch.setattr(redelivery, "_DUE_ROWS", entry_time_runs.BLOCK_ROWS)
+    waiting, count = RedeliveryQueue(), 5 * entry_time_runs.BLOCK_ROWS
     ids = np.random.default_rng(1).permutation(count).astype(np.uint32)
-    for start in range(0, count, runs.BLOCK_ROWS):
-        waiting.put(100, {1: bitmap_of(ids[start : start + runs.BLOCK_ROWS])})
+    for start in range(0, count, entry_time_runs.BLOCK_ROWS):
+        waiting.put(100, {1: bitmap_of(ids[start : start + entry_time_runs.BLOCK_ROWS])})
     waiting.put(900, {1: BitMap([count])})
     herd = RedeliveryQueue(waiting.capture().by_ledger())  # one run, and only its end is not due
     taken = []
