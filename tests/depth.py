@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-DEPTH = os.environ.get("POSTDATE_TEST_DEPTH", "change")
+DEPTH = os.environ.get("TEST_DEPTH", "change")
 EXAMPLES = {"fast": 10, "change": 50, "deep": 1_000}
 """Examples of Hypothesis for a test that does not say otherwise."""
 DAY = int(os.environ.get("HYPOTHESIS_SEED") or 0)

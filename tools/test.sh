@@ -9,7 +9,7 @@ shift
 # Each process of the tests, and each that they start, would compile every module anew without the files of bytecode.
 unset PYTHONDONTWRITEBYTECODE
 case $depth in
-    fast | deep) export POSTDATE_TEST_DEPTH=$depth ;;
+    fast | deep) export TEST_DEPTH=$depth ;;
 esac
 if [ "$depth" = deep ]; then
     export HYPOTHESIS_SEED=${HYPOTHESIS_SEED:-$(date -u +%Y%m%d)}

@@ -38,7 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def outcome_of(tree: Path, test: str) -> int:
     arguments = ("-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", test)
     environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    environ["POSTDATE_TEST_DEPTH"] = "change"
+    environ["TEST_DEPTH"] = "change"
     return subprocess.run(
         (sys.executable, *arguments), cwd=tree, env=environ, capture_output=True, check=False
     ).returncode

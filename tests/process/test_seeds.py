@@ -38,7 +38,7 @@ def drawn(folder: Path, seed: str | None, depth: str) -> dict[str, list[str]]:
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "test_one.py").write_text(TEST)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}
-    environ |= {"CI": "true", "POSTDATE_TEST_DEPTH": depth, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"}
+    environ |= {"CI": "true", "TEST_DEPTH": depth, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the others take most of the time
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "_hypothesis_pytestplugin", str(folder)]
     if seed is not None:

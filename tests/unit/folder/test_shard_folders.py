@@ -230,10 +230,7 @@ def test_a_marker_that_cannot_be_read_is_no_missing_one(folder: str, marker: byt
             check_shards(VFS, folder, number)
 
 
-def test_commands_on_the_folder_around_name_the_folders_within(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("POSTDATE_TEST_DEPTH", raising=False)  # no setting of a broker
+def test_commands_on_the_folder_around_name_the_folders_within(folder: str) -> None:
     open_shard_folders(VFS, folder, 2).close()
     with pytest.raises(Refused, match=r"shard-0000 to .*shard-0001"):
         refuse_shard_folders(VFS, folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ DELIVERED = {"Message.event_time_ms"}
 """Stored and delivered as they came; nothing of the broker looks at them."""
 
 
+@cache
 def functions() -> dict[str, tuple[set[str], set[str]]]:
     """By name: the attributes and texts that each function of `broker/rpc` names, and the types of its parameters."""
     found: dict[str, tuple[set[str], set[str]]] = {}
@@ -93,7 +95,6 @@ def messages(kind: Any, known: dict[str, Any]) -> Iterator[Any]:
                 yield from messages(field.message_type, known)
 
 
-FUNCTIONS = functions()
 KNOWN: dict[str, Any] = {}
 FIELDS = [
     (kind, field.name)
@@ -111,11 +112,11 @@ def is_read(kind: Any, name: str) -> bool:
     if kind.name in POLICIES:
         return name in {each.name for each in fields(POLICIES[kind.name])}
     if kind.name.endswith("Request") and name in ANY_REQUEST:
-        return name in FUNCTIONS[ANY_REQUEST[name]][0]
-    if any(name in named and kind.name in types for named, types in FUNCTIONS.values()):
+        return name in functions()[ANY_REQUEST[name]][0]
+    if any(name in named and kind.name in types for named, types in functions().values()):
         return True
     readers = [reader for reader, names in READERS.get(kind.name, {}).items() if name in names]
-    return bool(readers) and all(name in FUNCTIONS[reader][0] for reader in readers)
+    return bool(readers) and all(name in functions()[reader][0] for reader in readers)
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS, ids=[f"{kind.name}.{name}" for kind, name in FIELDS])
