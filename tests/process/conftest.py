@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from broker.cli import main
 from postdate_api.v1 import consumer_pb2_grpc, producer_pb2_grpc
 from tests import tuned_broker
+from tests.process.fork_server import IMPORTED, ForkedProcess, ForkServer
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
@@ -57,7 +58,7 @@ SMALL = {
 class BrokerProcess:
     """`postdate-broker serve`, and what it writes."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         self.process = process
         self.started = time.monotonic()
         self.lines: list[str] = []
@@ -133,18 +134,23 @@ class BrokerProcess:
 Start = Callable[..., Awaitable[BrokerProcess]]
 
 
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    """Starts `postdate-broker serve`; whatever is left of it is killed at the end."""
-    processes: list[BrokerProcess] = []
+class Processes:
+    """Brokers that a test has started, by command or from the fork server."""
 
-    async def start_one(
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server
+        self._started: list[BrokerProcess] = []
+
+    async def start(
+        self,
         *arguments: str,
         environ: dict[str, str] | None = None,
         files_max: int = 0,
         module: str = "",
         **settings: str,
     ) -> BrokerProcess:
+        """Start `postdate-broker serve`."""
+
         def limit_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
 
@@ -156,22 +162,50 @@ async def start() -> AsyncIterator[Start]:
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
         flags, tuning = tuned_broker.split(settings)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module or ("tests.tuned_broker" if tuning else "broker.cli"),
-            "serve",
-            *flags,
-            *arguments,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=1 << 20,
-            preexec_fn=limit_files if files_max else None,
-            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning, **(environ or {})},
-        )
-        processes.append(BrokerProcess(process))
-        return processes[-1]
+        module = module or ("tests.tuned_broker" if tuning else "broker.cli")
+        command = ("serve", *flags, *arguments)
+        env = {**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning, **(environ or {})}
+        process: asyncio.subprocess.Process | ForkedProcess
+        if self._server is not None and module in IMPORTED and not environ and not files_max:
+            process = await self._server.fork(module, command, env)
+        else:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                *command,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                limit=1 << 20,
+                preexec_fn=limit_files if files_max else None,
+                env=env,
+            )
+        self._started.append(BrokerProcess(process))
+        return self._started[-1]
 
-    yield start_one
-    for process in processes:
-        await process.clean_up()
+    async def clean_up(self) -> None:
+        for process in self._started:
+            await process.clean_up()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def start(fork_server: ForkServer) -> AsyncIterator[Start]:
+    """Starts what `postdate-broker serve` is, forked where that can be; whatever is left of it is killed at the end."""
+    processes = Processes(fork_server)
+    yield processes.start
+    await processes.clean_up()
+
+
+@pytest.fixture
+async def start_command() -> AsyncIterator[Start]:
+    """Starts the command `postdate-broker serve`; whatever is left of it is killed at the end."""
+    processes = Processes()
+    yield processes.start
+    await processes.clean_up()

@@ -75,8 +75,8 @@ async def flooded(broker: BrokerProcess, name: str, case: Case, budget_bytes: in
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_messages_that_arrive_hold_a_bounded_memory(start: Start, tmp_path: Path, name: str):
-    broker = await start(
+async def test_messages_that_arrive_hold_a_bounded_memory(start_command: Start, tmp_path: Path, name: str):
+    broker = await start_command(
         environ=TWO_ARENAS,
         data_dir=str(tmp_path / "d"),
         receiving_bytes_max=str(BUDGET_BYTES),
@@ -86,17 +86,19 @@ async def test_messages_that_arrive_hold_a_bounded_memory(start: Start, tmp_path
 
 
 @pytest.mark.deep
-async def test_messages_that_arrive_hold_a_gibibyte_by_default(start: Start, tmp_path: Path):
+async def test_messages_that_arrive_hold_a_gibibyte_by_default(start_command: Start, tmp_path: Path):
     """64 turns of 16 MiB: of 120 messages of 15 MiB the others wait, each with a window."""
     config = BrokerConfig()
     assert config.receiving_bytes_max == 1 << 30
-    broker = await start(environ=TWO_ARENAS, data_dir=str(tmp_path / "d"), first_message_ms="20s")
+    broker = await start_command(environ=TWO_ARENAS, data_dir=str(tmp_path / "d"), first_message_ms="20s")
     case = Case(1, 900 * MIB, 120 * window_bytes(config))
     await flooded(broker, "half-sent messages of 15 MiB", case, config.receiving_bytes_max)
 
 
-async def test_who_is_refused_by_the_headers_sends_no_message(start: Start, tmp_path: Path):
-    broker = await start(*access_flags(tmp_path), data_dir=str(tmp_path / "d"), first_message_ms="20s")
+async def test_who_is_refused_by_the_headers_sends_no_message(start_command: Start, tmp_path: Path):
+    broker = await start_command(
+        *access_flags(tmp_path), data_dir=str(tmp_path / "d"), first_message_ms="20s"
+    )
     flood = await flooded(broker, "half-sent messages of 15 MiB", Case(1, 0, calls=120))
     assert flood.calls == 120
     assert flood.sent_bytes < flood.calls * window_bytes(BrokerConfig()) + MIB, (

@@ -1,0 +1,160 @@
+"""Brokers forked from a process that has imported the broker, which spares each start half a second of imports.
+
+A broker forked so is a process like any other: killed by signals, with an environment, files and memory of its own.
+What a command line, a limit or a variable does at the start of the interpreter is tested with the command itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    "broker.cli",
+    "broker.server",
+    "broker.node.node",
+    "broker.shards.node_supervisor",
+    "tests.tuned_broker",
+)
+REQUEST_BYTES_MAX = 1 << 18
+
+
+class ForkedProcess:
+    """A forked broker, with what tests use of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int, stderr: asyncio.StreamReader, status: asyncio.StreamReader) -> None:
+        self.pid = pid
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._ended = asyncio.ensure_future(self._end(status))
+
+    async def wait(self) -> int:
+        """Wait until it has ended; the exit status, or the number of the signal below 0."""
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is not None:
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def _end(self, status: asyncio.StreamReader) -> int:
+        told = await status.read()
+        assert told, "the fork server has ended before its brokers"
+        self.returncode = int(told)
+        return self.returncode
+
+
+class ForkServer:
+    """The process that brokers are forked from: one for each process of the tests."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
+        # A forked process has but the thread that forked it; OpenBLAS would have one for each core.
+        environ = {"PYTHONPATH": f"{_ROOT}:{_ROOT / 'clients/python'}", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.process.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**inherited, **environ},
+            )
+
+    async def fork(self, module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedProcess:
+        """Fork a process that does what `python -m module arguments` would."""
+        request = json.dumps({"module": module, "arguments": arguments, "environ": dict(environ)}).encode()
+        ends = [os.pipe(), os.pipe()]
+        try:
+            pid = await asyncio.to_thread(self._ask, request, [write for _, write in ends])
+        finally:
+            for _, write in ends:
+                os.close(write)
+        stderr, status = [await _reader(read) for read, _ in ends]
+        return ForkedProcess(pid, stderr, status)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def _ask(self, request: bytes, descriptors: list[int]) -> int:
+        with self._asking:
+            socket.send_fds(self._socket, [request], descriptors)
+            return int(self._socket.recv(64))
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
+    )
+    return reader
+
+
+def _run(module: str, arguments: Sequence[str], environ: Mapping[str, str], stderr: int) -> None:
+    """Be what a command would have started."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor, place in ((nothing, 0), (nothing, 1), (stderr, 2)):
+        os.dup2(descriptor, place)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(environ)
+    # A supervisor starts its shards by the module that it was started by.
+    sys.modules["__main__"] = sys.modules[module]
+    sys.argv = [module, *arguments]
+    sys.modules[module].main()
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork each process that is asked for, and tell how it ended, until nobody can ask any more."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # so that the collector of a forked process copies no page for what was imported
+    statuses: dict[int, int] = {}
+    with selectors.PollSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not channel:
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    _, wait_status = os.waitpid(key.data, 0)
+                    with open(statuses.pop(key.data), "wb", buffering=0) as file, suppress(BrokenPipeError):
+                        file.write(str(os.waitstatus_to_exitcode(wait_status)).encode())
+                    continue
+                message, descriptors, *_ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 2)
+                if not message:
+                    return
+                stderr, status = descriptors
+                pid = os.fork()
+                if not pid:
+                    channel.detach()
+                    _run(**json.loads(message), stderr=stderr)
+                    return
+                os.close(stderr)
+                statuses[pid] = status
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                channel.send(str(pid).encode())
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
