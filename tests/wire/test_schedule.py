@@ -356,7 +356,9 @@ async def test_a_delay_over_the_limit_is_refused_and_nothing_changes(wire: Wire)
         assert (error.fields, error.metadata["max_delay_ms"]) == (tuple(fields), str(2 * HOUR_MS))
     assert {each.revision for each in await listed(wire)} == {0}
     error = await refused(move(wire, by_ids(*ids), shift_ms=(1 << 53) - 1))
-    assert error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_NEW_TIME")
+    assert error.fields == ("shift_ms",)
+    assert {each.revision for each in await listed(wire)} == {0}
     await wire.produce("t", after(HOUR_MS))
 
 

@@ -149,6 +149,7 @@ async def test_garbage_on_the_stream_is_invalid_argument(wire: Wire, raw: bytes,
 # -- later frames, and the same by single calls ------------------------------------------------------------------------
 
 ONE = sets([(1, 0)])
+WITH_RELEASE: dict[str, Any] = {"redeliver_after_ms": 1, "dead_letter": True, "reason": "r"}
 
 FRAME_CASES = [
     Case("open twice", {"open": consumer_pb2.Open(topic="t", subscription="s")}, "ALREADY_OPEN", "open"),
@@ -188,6 +189,15 @@ FRAME_CASES = [
         {"nack": consumer_pb2.Nack(entries=ONE, reason="é" * 513)},
         "REASON_TOO_LARGE",
         "nack.reason",
+    ),
+    *(
+        Case(
+            f"release with {field}",
+            {"nack": consumer_pb2.Nack(entries=ONE, release=True, **{field: value})},
+            "INVALID_RELEASE",
+            "nack.release",
+        )
+        for field, value in WITH_RELEASE.items()
     ),
     Case(
         "negative lease",
@@ -285,6 +295,15 @@ SETTLE_CASES = [
         "redeliver_after_ms",
     ),
     Case("Nack: reason", {"call": "Nack", "reason": "r" * 1025}, "REASON_TOO_LARGE", "reason"),
+    *(
+        Case(
+            f"Nack: release with {field}",
+            {"call": "Nack", "release": True, field: value},
+            "INVALID_RELEASE",
+            "release",
+        )
+        for field, value in WITH_RELEASE.items()
+    ),
     Case("ExtendLease: negative", {"call": "ExtendLease", "lease_ms": -5}, "INVALID_LEASE_MS", "lease_ms"),
     Case(
         "ExtendLease: overflow",
