@@ -164,6 +164,7 @@ class Broker:
             self._vfs,
             self.clock,
             moving=self.compactions.moving,
+            reserve_bytes=self.config.disk_reserve_bytes,
             index_executor=self._index_executor,
             changed=self._changed,
             checkpoint=self._write_checkpoint,

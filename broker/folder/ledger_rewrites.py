@@ -13,6 +13,8 @@ Invariants:
       could want back.
   REWRITE-2  No commit of a compaction moves files meanwhile, so that no name is taken twice.
   REWRITE-3  A row with a schedule key goes once a durable manifest names what is remembered of it.
+  REWRITE-4  A rewrite leaves half of `disk_reserve_bytes` free, for acknowledgements, or waits. It may take the other
+      half, as it frees more than it takes.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from concurrent.futures import Executor
 from pyroaring import BitMap
 
 from broker.errors import PostdateError
+from broker.folder.tree_copy import check_room
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
 from broker.runtime.supervise import YieldBudget
 from broker.runtime.vfs import Vfs
 from broker.storage.amendments import Amendments
-from broker.storage.blocks import LedgerCapture, LedgerName
+from broker.storage.blocks import LedgerCapture, LedgerName, file_lengths
 from broker.storage.layout import Layout
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import open_checked
@@ -57,6 +60,7 @@ class LedgerRewrites:
         clock: Clock,
         *,
         moving: asyncio.Lock,
+        reserve_bytes: int,
         index_executor: Executor,
         changed: Callable[[Topic], None],
         checkpoint: Callable[[], Awaitable[None]],
@@ -66,6 +70,7 @@ class LedgerRewrites:
         self._layout = layout
         self._vfs = vfs
         self._moving = moving
+        self._reserve_bytes = reserve_bytes
         self._index_executor = index_executor
         self._changed = changed
         self._checkpoint = checkpoint
@@ -181,6 +186,8 @@ class LedgerRewrites:
         target = LedgerName(folder, topic.topic_id, capture.ledger_id, capture.generation + 1, sparse=True)
 
         def write() -> LedgerCapture:
+            # No more than there is now, whatever goes.
+            check_room(self._vfs, folder, sum(file_lengths(capture).values()), self._reserve_bytes // 2)
             try:
                 with open_source(self._vfs, folder, capture, amendments) as source:
                     return write_generation(self._vfs, source, present, target)

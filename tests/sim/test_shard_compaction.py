@@ -270,6 +270,34 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_and_others_are_rewritten(
     assert "A ledger could not be rewritten" in caplog.text
 
 
+def test_a_rewrite_waits_while_the_disk_is_nearly_full(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        shard = Shard(loop)
+        shard.standby = ShardBroker(
+            shard.bucket, loop, "b", MemVfs(), replace(SETTINGS, disk_reserve_bytes=2_000_000)
+        )
+        node = await shard.start()
+        pending, _, _ = await fill(node, 3)
+        await compact(node)
+        await shard.standby.reach(node.broker.journal.durable_lsn)
+        other, disk = shard.standby.node, shard.standby.vfs
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(disk, "free_bytes", lambda path: 1_000_000)
+        full = {position.ledger_id: 10 for position in pending}
+        await asyncio.sleep(120)
+        assert there(other).items() >= full.items(), "half of the reserve is for acknowledgements"
+        assert "A ledger could not be rewritten" in caplog.text
+        monkey.setattr(disk, "free_bytes", lambda path: 1_100_000)
+        await wait_there(other, dict.fromkeys(full, 1))
+        monkey.undo()
+        assert await agrees(shard.standby, node)
+        shard.taking.cancel()
+        await other.stop()
+        await shard.owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_in_between_all_nodes_agree_and_nothing_is_lost(seed: int) -> None:
     run_sim(partial(_walk, seed), seed=seed)
