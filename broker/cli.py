@@ -65,6 +65,9 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 
     SIGHUP rereads log_level, certificates, tokens, keys and access rules; other settings take effect at the next start.
     """
+    # Before gRPC is imported: it would go on with its own work in what a supervisor forks for the process of a shard,
+    # which then crashes now and then before it is one.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     given = {name: value for name, value in flags.items() if value is not None}
     read_config = partial(load_config, given, os.environ, config_path)
 

@@ -5,10 +5,12 @@ shards/<shard>/log/<index, 16 hex>   head and group, see `group_head.py`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 
 from broker.cluster.group_head import ADVICE, HEAD_BYTES, Head, LogEntry, Shard, decode_entry, decode_head
 from broker.cluster.object_store import ObjectStore
+from broker.cluster.patient_store import PatientReads
 from broker.cluster.read_ahead import AheadLimits, ReadAhead
 from broker.errors import Corrupt
 from broker.settings import MIB
@@ -76,7 +78,17 @@ class GroupObjects:
         return False
 
     async def entries(self, index: int, end: int) -> AsyncGenerator[LogEntry, None]:
-        """Yield the groups from the one that holds `index` to the one before `end`, with some read ahead."""
+        """Yield the groups from the one that holds `index` to the one before `end`, with some read ahead.
+
+        Reads that fail in passing are repeated: an owner that has just taken its shard over would end with the first of
+        them, and wait for a lease before it could do so again.
+        """
+        patient = GroupObjects(PatientReads(self._store), self.shard, self.ahead_limits)
+        async with contextlib.aclosing(patient._entries(index, end)) as entries:
+            async for entry in entries:
+                yield entry
+
+    async def _entries(self, index: int, end: int) -> AsyncGenerator[LogEntry, None]:
         sizes = await self._sizes_from(index, end)
         ahead = ReadAhead(self.entry, self.ahead_limits)
         ahead.expect(sizes)

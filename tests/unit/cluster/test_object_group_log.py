@@ -301,6 +301,18 @@ async def test_groups_are_read_in_order_however_they_arrive(store: FaultyStore) 
     assert bodies(log, 20) == expected[18:]
 
 
+async def test_an_owner_that_opens_its_folder_repeats_reads_that_fail_in_passing(store: FaultyStore) -> None:
+    """Else it ends, and nobody owns the shard until it has started anew and has waited for a lease."""
+    log = await open_object_log(store)
+    expected = [b"%d" % number for number in range(3)]
+    for body in expected:
+        await append(log, body)
+    store.failing_reads, store.failing_lists = 2, 2
+    found = [bytes(record.body) async for group in log.groups(2) for record in group.records]
+    assert found == expected
+    assert (store.failing_reads, store.failing_lists) == (0, 0)
+
+
 async def test_a_log_without_its_first_group_is_refused(store: FaultyStore) -> None:
     await store.remove(f"{FOLDER}/{1:016x}")
     with pytest.raises(Corrupt, match="no first group"):
