@@ -55,7 +55,7 @@ async def test_a_shard_is_restored_to_the_times_at_which_its_owner_had_answered(
     for number, (to_ms, count) in enumerate((answered[-1], answered[-4])):
         data_dir = tmp_path / f"restored{number}"
         status, output = await restore(url, data_dir, "--to", str(to_ms))
-        assert status == 0 and "holds shard 0 as of lsn" in output, output
+        assert status == 0 and "contains shard 0 as of lsn" in output, output
         broker = await (await start(data_dir=str(data_dir), **SMALL)).serving()
         assert await scheduled(broker) == count
         await produce(broker, 1)

@@ -171,7 +171,7 @@ async def test_a_change_that_fails_half_way_says_how_far_it_came(broker: FakeBro
         (["move", "t", "7:1", "--in", "1h", "--by", "1h"], "give one of --to"),
         (["move", "t", "7:1", "--by", "soon"], "not a duration"),
         (["list", "t", "--from", "soon"], "or so long from now: 15m"),
-        (["histogram", "t", "--width", "0"], "above 0"),
+        (["histogram", "t", "--width", "0"], "greater than 0"),
         (["histogram", "t", "--from", "2h", "--until", "1h"], "--until must be later than --from"),
         (["histogram"], "Missing argument"),
     ],
