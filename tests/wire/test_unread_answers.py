@@ -209,6 +209,36 @@ async def test_grpc_takes_no_answer_for_which_its_client_gave_no_window(
         assert 0 < written <= WINDOW_BYTES
 
 
+async def test_an_answer_that_is_being_written_counts_until_its_client_takes_it(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """The one large answer of each of many streams is all that they hold."""
+    answered = asyncio.get_running_loop().create_future()
+    note_answered = unread.FrameRoom.answered
+
+    def note(place: unread.FrameRoom, length: int) -> None:
+        note_answered(place, length)
+        answered.set_result(length)
+
+    monkeypatch.setattr(unread.FrameRoom, "answered", note)
+    await wire.create_subscription("t")
+    opened = consumer_pb2.Open(topic="t", subscription="s", type="SUBSCRIPTION_TYPE_SHARED")
+    async with connected(wire.server.grpc_address) as raw:
+        await raw.send(
+            frame(HEADERS, END_HEADERS, 1, http2_call("/postdate.v1.ConsumerService/Subscribe")),
+            message(1, consumer_pb2.SubscribeRequest(open=opened).SerializeToString()),
+            message(
+                1, consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(entries=UNKNOWN)).SerializeToString()
+            ),
+        )
+        length = await within(answered)
+        assert length > 10 * WINDOW_BYTES
+        for _ in range(3):  # what gRPC takes, it takes meanwhile
+            await wire.produce("t", b"x")
+        assert room_of(wire).held == length
+    await eventually(lambda: room_of(wire).held == 0)
+
+
 @pytest.mark.parametrize("call", ["Acknowledge", "Nack", "ExtendLease"])
 async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, call: str

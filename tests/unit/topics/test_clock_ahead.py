@@ -113,6 +113,29 @@ def test_one_life_under_a_wrong_clock_breaks_no_promise(tracker: str, ending: st
     run(scenario, tracker=tracker)
 
 
+@TRACKERS
+@pytest.mark.parametrize("ending", ["stop", "crash"])
+def test_the_index_after_a_life_under_a_clock_that_was_ahead_begins_now(tracker: str, ending: str):
+    """And not at its first look at the clock: a change that is asked for before would be refused as too late."""
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription(TOPIC, "one")
+        await node.produce(TOPIC, messages(3, deliver_after_ms=HOUR_MS))
+        step(node, STEPS["years"])
+        node = await restart(node, ending)
+        await node.produce(TOPIC, messages(1, deliver_after_ms=HOUR_MS))  # so that its manifest is written
+        await asyncio.sleep(10)
+        ahead_ms = node.topic(TOPIC).index.tracker.frontier.deliver_at_ms
+        step(node, -STEPS["years"])
+        node = await restart(node, ending)
+        index, now_ms = node.topic(TOPIC).index, node.clock.now_ms()
+        assert index.tracker.frontier.deliver_at_ms == now_ms < ahead_ms - DAY_MS
+        assert node.topic(TOPIC).subscription("one").unknown_through_ms == now_ms
+        return node
+
+    run(scenario, tracker=tracker)
+
+
 def test_a_life_under_a_clock_that_was_ahead_hides_no_absence_after_it():
     async def scenario(node: Node) -> Node:
         await node.create_subscription(TOPIC, "one")

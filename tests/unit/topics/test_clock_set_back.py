@@ -12,8 +12,11 @@ import pytest
 
 from broker.delayed.index_pump import AHEAD_MS_MAX
 from broker.errors import PostdateError
+from broker.model import Position
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
+from broker.topics.control import seek
+from broker.topics.registry import Registry
 from tests.harness import DAY_MS, Node, Outgoing
 from tests.unit.topics.change_world import (
     DELIVERED,
@@ -30,7 +33,7 @@ from tests.unit.topics.change_world import (
     step,
     times_of,
 )
-from tests.unit.topics.test_clock_ahead import STEPS, listed
+from tests.unit.topics.test_clock_ahead import MINUTE_MS, STEPS, listed
 
 TYPES = pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 SECONDS = 3
@@ -124,6 +127,68 @@ def test_an_index_that_holds_nothing_notices_as_well(tracker: str, next_life: bo
         return node
 
     run(scenario, tracker=tracker)
+
+
+@TRACKERS
+@pytest.mark.parametrize("by", STEPS)
+def test_a_clock_that_was_ahead_at_the_start_and_is_set_back_leaves_what_is_pending_to_be_changed(
+    tracker: str, by: str
+):
+    """A start does not know what was sent before; what is due after the right time was not."""
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription(TOPIC, "one")
+        positions = await node.produce(TOPIC, messages(3, deliver_after_ms=2 * MINUTE_MS))
+        await node.stop()
+        step(node, STEPS[by])
+        node = Node(node.vfs, node.clock, node.config).open()
+        await asyncio.sleep(SECONDS)  # nobody is connected
+        step(node, -STEPS[by])
+        await asyncio.sleep(SECONDS)
+        topic = node.topic(TOPIC)
+        assert await listed(node) == positions
+        assert await cancel(topic, positions[:1]) == [DONE]
+        assert await move(topic, positions[1:2], deliver_after_ms=HOUR_MS) == [DONE]
+        inbox = node.attach(topic, topic.subscription("one"))
+        step(node, HOUR_MS)
+        await asyncio.sleep(SECONDS)
+        assert sorted(position for position, _ in times_of(inbox)) == positions[1:]
+        return node
+
+    run(scenario, tracker=tracker)
+
+
+@pytest.mark.parametrize("then", ["seek", "set back"])
+def test_what_an_owner_before_may_have_sent_by_a_clock_ahead_is_not_changed(
+    monkeypatch: pytest.MonkeyPatch, then: str
+):
+    """In a cluster: up to a time that has not come here, and whatever happens to a subscription meanwhile."""
+    start = Registry.start
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription(TOPIC, "one")
+        positions = await node.produce(TOPIC, messages(3, deliver_after_ms=HOUR_MS))
+        (later,) = await node.produce(TOPIC, messages(1, deliver_after_ms=3 * HOUR_MS))
+        await node.stop()
+        ceiling_ms = node.clock.now_ms() + 2 * HOUR_MS
+        monkeypatch.setattr(Registry, "start", lambda registry, _: start(registry, ceiling_ms))
+        node = Node(node.vfs, node.clock, node.config).open()
+        monkeypatch.undo()
+        topic = node.topic(TOPIC)
+        assert await cancel(topic, positions[:1]) == [DELIVERED]
+        if then == "seek":
+            await seek(topic, topic.subscription("one"), Position(0, 0))
+        else:
+            step(node, HOUR_MS // 2)
+            await node.produce(TOPIC, messages(1, deliver_after_ms=1))
+            await asyncio.sleep(SECONDS)  # the frontier is there now
+            step(node, -HOUR_MS // 2)
+            await asyncio.sleep(SECONDS)
+            assert topic.index.set_backs == 1
+        assert await cancel(topic, [*positions, later]) == [DELIVERED] * 3 + [DONE]
+        return node
+
+    run(scenario)
 
 
 @TRACKERS
