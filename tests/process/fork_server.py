@@ -143,6 +143,8 @@ def serve(channel: socket.socket) -> None:
                     continue
                 message, descriptors, *_ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 2)
                 if not message:
+                    for pid in statuses:  # nobody is left who would
+                        os.kill(pid, signal.SIGKILL)
                     return
                 stderr, status = descriptors
                 pid = os.fork()
