@@ -1,7 +1,7 @@
 """Following a shard's log and taking it over, as far as that is about the log.
 
-    FOLLOW     read the group at the next index and apply it; a take-over only after a look at the newest base
-    TAKE OVER  after a lease's silence append a take-over at that index; look at the newest base; the shard is ours
+    FOLLOW     read the group at the next index and apply it; a take-over only after a look at the bases
+    TAKE OVER  after a lease's silence append a take-over at that index; look at the bases; the shard is ours
 
 The rules are in `take_over.py`. What applies groups, makes bases and serves is the caller's.
 """
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 class CutOff(Exception):
-    """A folder is behind the part of the log that was trimmed: its node must begin with the newest base."""
+    """A folder is behind the part of the log that was trimmed: its node must begin with a base."""
 
 
 class TakenOver(NamedTuple):
@@ -44,20 +44,21 @@ class Follower:
         lease: OwnerLease,
         clock: LeaseClock,
         node: str,
-        newest_base: Callable[[], Awaitable[int]],
+        trimmed_below: Callable[[], Awaitable[int]],
         *,
         rank: int = 0,
         rest_ms: int = 0,
         pause_seconds: float = TAIL_PAUSE_SECONDS,
     ) -> None:
-        """`rest_ms`: time for which it takes over after a longer silence than others."""
+        """`trimmed_below` looks at the bases, and returns the index below which the log may be trimmed.
+
+        `rest_ms`: time for which it takes over after a longer silence than others.
+        """
         self._log = group_log
         self._lease = lease
         self._clock = clock
         self._node = node
-        self._newest_base = (
-            newest_base  # the index from which on a node needs the log that begins with it; 0: no base
-        )
+        self._trimmed_below = trimmed_below
         self._rank = rank
         self._pause_seconds = pause_seconds
         # Also after a restart: a folder proves nothing of an owner (CLUSTER-13).
@@ -98,7 +99,7 @@ class Follower:
             entry = await self._read(note_end)
             if entry is not None:
                 if entry.head.kind is GroupKind.TAKE_OVER:
-                    await self._check_base(entry.head.first_lsn)
+                    await self._check_bases(entry.head.first_lsn)
                 await apply(entry)
             elif not self._may_take_over():
                 await asyncio.sleep(self._pause_seconds)
@@ -137,7 +138,7 @@ class Follower:
         try:
             await self._check_trim()  # a take-over where the log was trimmed would stay for good (CLUSTER-4)
         except OSError as error:
-            log.warning("The log could not be read before a take-over", error=str(error))
+            log.warning("The log could not be looked at before a take-over", error=str(error))
             await asyncio.sleep(self._pause_seconds)
             return None
         try:
@@ -147,7 +148,7 @@ class Follower:
             self._resigned_to_us = False
             return None
         try:
-            await self._check_base(index)
+            await self._check_bases(index)
         except CutOff:
             self._lease.end()
             raise
@@ -158,14 +159,14 @@ class Follower:
         if await self._log.is_cut_off():
             raise CutOff(f"Index {self._log.next_index} was trimmed")
 
-    async def _check_base(self, index: int) -> None:
-        """Raise CutOff if the newest base covers a take-over, which is a stray then (CLUSTER-5)."""
+    async def _check_bases(self, index: int) -> None:
+        """Raise CutOff if the older of the two newest bases covers a take-over, which is a stray then (CLUSTER-5)."""
         while True:
             try:
-                base_next_index = await self._newest_base()
+                trimmed_below = await self._trimmed_below()
                 break
             except OSError as error:
-                log.warning("The newest base could not be determined", error=str(error))
+                log.warning("The bases could not be determined", error=str(error))
                 await asyncio.sleep(self._pause_seconds)
-        if is_stray(index, base_next_index):
-            raise CutOff(f"Index {index} was trimmed: the newest base goes on with {base_next_index}")
+        if is_stray(index, trimmed_below):
+            raise CutOff(f"Index {index} was trimmed: the log begins with {trimmed_below}")

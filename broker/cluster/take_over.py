@@ -6,9 +6,10 @@
   CLUSTER-3  Epochs rise: a group behind one of a higher epoch is void.
   CLUSTER-4  Take-over groups are never removed. A writer that slept through its successor's life still finds the index
              at which it was fenced occupied, however much was trimmed.
-  CLUSTER-5  Whoever appended or read a take-over then reads the newest base. If that covers the index, the index had
-             been trimmed: they drop what they have and begin with that base. Before that the take-over counts for
-             nothing: no folder, and so no base, says that it was applied.
+  CLUSTER-5  Whoever appended or read a take-over then reads the two newest bases. If the older one, behind which the
+             log is trimmed (CLUSTER-17), covers the index, it may have been trimmed: they drop what they have and begin
+             with a base. Before that the take-over counts for nothing: no folder, and so no base, says that it was
+             applied.
   CLUSTER-8  An owner decides nothing before it has applied every group before its take-over.
   CLUSTER-13  A take-over needs a lease's length without a new group, or a resignation.
 
@@ -71,12 +72,12 @@ def is_removable(kind: GroupKind, index: int, below: int) -> bool:
     return index < below and kind is not GroupKind.TAKE_OVER
 
 
-def is_stray(index: int, base_next_index: int) -> bool:
-    """Return whether a take-over at an index lies where the log was trimmed (CLUSTER-5).
+def is_stray(index: int, trimmed_below: int) -> bool:
+    """Return whether a take-over at an index lies where the log may have been trimmed (CLUSTER-5).
 
-    The newest base must have been read after the take-over was appended or read.
+    The bases must have been read after the take-over was appended or read.
     """
-    return index < base_next_index
+    return index < trimmed_below
 
 
 REST_LEASES = 1

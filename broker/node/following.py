@@ -72,7 +72,7 @@ class Following:
             self._lease,
             member.clock,
             member.name,
-            member.bases.newest_index,
+            member.bases.trimmed_below,
             rank=member.rank,
             rest_ms=member.rest.left_ms(),
         )

@@ -57,12 +57,14 @@ class ShardBases:
         """Return the age of the newest base; 0 if none is known."""
         return max(self._clock.now_ms() - self.newest.create_time_ms, 0) if self.newest is not None else 0
 
-    async def newest_index(self) -> int:
-        """Return the index from which on a node needs the log that begins with the newest base; 0: there is none.
+    async def trimmed_below(self) -> int:
+        """Return the index below which the log may be trimmed: the older of the two newest bases goes on with it.
 
-        Also of one that cannot be read here, as it is damaged or of a later version: the log may be trimmed behind it.
+        0 where there are not two. Also of bases that cannot be read here, as they are damaged or of a later version:
+        other nodes may trim behind them.
         """
-        return max((base_lsn(name) + 1 for name in await self._bases.names()), default=0)
+        indexes = sorted(base_lsn(name) + 1 for name in await self._bases.names())
+        return indexes[-_KEPT] if len(indexes) >= _KEPT else 0
 
     async def names(self) -> frozenset[str]:
         """Return the names of all bases, also of those that cannot be used here."""

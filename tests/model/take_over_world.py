@@ -4,7 +4,8 @@ A state is a value; `successors` gives all that can happen next. What a node dec
 functions, which `Rules` holds so that a test can switch one off. Each of these may happen at any time:
   - the store carries out a create at once, late, or never; its answer comes or is lost; "exists" is said of nothing
   - a node pauses (it takes no step), crashes and begins again as a standby, reads, applies, decides, says something
-  - a base is made of what a node has applied, and the log is trimmed below it
+  - a base is made of what a node has applied, and the log is trimmed below the one before it
+  - a node begins with either of the two newest bases: one may be damaged
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Role(IntEnum):
     """Its take-over is under way."""
 
     WON = 2
-    """Its take-over is stored; the newest base was not read yet."""
+    """Its take-over is stored; the bases were not read yet."""
 
     OWN = 3
 
@@ -76,7 +77,7 @@ class Node(NamedTuple):
     lease_begin: int = -9
     lease_answered: int = -9
     fence: Group | None = None
-    """A take-over at `next_index`, read or our own, which counts once the base was read after it (CLUSTER-5)."""
+    """A take-over at `next_index`, read or our own, which counts once the bases were read after it (CLUSTER-5)."""
 
     @property
     def next_index(self) -> int:
@@ -95,12 +96,18 @@ class Base(NamedTuple):
     records: tuple[int, ...]
 
 
+EMPTY = Base(1, 0, ())
+
+
 class State(NamedTuple):
     """The whole world."""
 
     now: int
     log: tuple[Group | None, ...]  # by index, from 1 on; trimmed or free: None
-    base: Base
+    older: Base
+    """The second newest base, behind which the log is trimmed (CLUSTER-17)."""
+
+    newest: Base
     late: frozenset[tuple[int, Group]]  # creates that the store may still carry out
     nodes: tuple[Node, Node]
     answered: frozenset[int]
@@ -143,7 +150,7 @@ class Rules(NamedTuple):
     holds: Callable[[int, int, int], bool] = _holds_from_begin
     may_take_over: Callable[[float, int, int], bool] = take_over.may_take_over
     fences_wait: bool = True
-    """A take-over is applied only after the base was read."""
+    """A take-over is applied only after the bases were read."""
 
 
 class Violation(Exception):
@@ -157,11 +164,11 @@ def begin(*, owned: bool) -> State:
     """The world at its beginning: two standbys of a new log, or an owner and its standby."""
     if not owned:
         node = Node(Role.FOLLOW, 0, 0, 0, (), 2)
-        return State(0, (FIRST,), Base(1, 0, ()), frozenset(), (node, node), frozenset())
+        return State(0, (FIRST,), EMPTY, EMPTY, frozenset(), (node, node), frozenset())
     taken = Group(GroupKind.TAKE_OVER, 1, 0, 0)
     owner = Node(Role.OWN, 0, 0, 1, (), 3, take_over_index=2, lease_begin=0, lease_answered=0)
     standby = Node(Role.FOLLOW, 0, 0, 1, (), 3)
-    return State(0, (FIRST, taken), Base(1, 0, ()), frozenset(), (owner, standby), frozenset())
+    return State(0, (FIRST, taken), EMPTY, EMPTY, frozenset(), (owner, standby), frozenset())
 
 
 class World:
@@ -190,16 +197,17 @@ class World:
 
     def check(self, state: State) -> None:
         """Raise Violation unless every promise is kept."""
-        truth = list(state.base.records)
-        index = state.base.next_index
-        while (group := _at(state, index)) is not None:
-            if group.record:
-                truth.append(group.record)
-            index += 1
-        if not state.answered.issubset(truth):
-            raise Violation("an answered record is lost")
-        if len(set(truth)) < len(truth):
-            raise Violation("a record is there twice")
+        for base in (state.older, state.newest):
+            truth = list(base.records)
+            index = base.next_index
+            while (group := _at(state, index)) is not None:
+                if group.record:
+                    truth.append(group.record)
+                index += 1
+            if not state.answered.issubset(truth):
+                raise Violation("an answered record is lost")
+            if len(set(truth)) < len(truth):
+                raise Violation("a record is there twice")
         for node in state.nodes:
             if self._may_say(node, state.now) and not state.answered.issubset(node.applied):
                 raise Violation("an owner says something without knowing of an answered record")
@@ -212,7 +220,7 @@ class World:
         )
 
     def _trimmed(self, state: State) -> tuple[Group | None, ...]:
-        below = state.base.next_index
+        below = state.older.next_index
         return tuple(
             None if group is None or self._rules.is_removable(group.kind, index, below) else group
             for index, group in enumerate(state.log, 1)
@@ -228,28 +236,31 @@ class World:
         elif node.fence is not None and not self._rules.fences_wait:
             early = _applied(node._replace(unapplied=(node.fence,), fence=None))
             yield f"{name} applies its fence", self._with(state, number, early)
-        if node.applied_index > state.base.next_index:
+        if node.applied_index >= state.newest.next_index:
             base = Base(node.applied_index, node.epoch, node.applied)
-            yield f"{name} makes a base", state._replace(base=base)
+            if (state.newest, base) != (state.older, state.newest):
+                yield f"{name} makes a base", state._replace(older=state.newest, newest=base)
         if state.crashes < self._bounds.crashes:
             yield f"{name} crashes", self._crashed(state, number)
         match node.role:
             case Role.FOLLOW:
                 yield from self._following(state, number)
             case Role.WON:
-                yield f"{name} reads the base", self._with(state, number, self._after_base(state, node))
+                for read in self._after_bases(state, node):
+                    yield f"{name} reads the bases", self._with(state, number, read)
             case Role.OWN if node.flight is None:
                 yield from self._owning(state, number)
 
     def _following(self, state: State, number: int) -> Iterator[Step]:
         node, name = state.nodes[number], "AB"[number]
         if node.fence is not None:
-            read = (
+            reads = (
                 _seeded(state, node)
-                if self._rules.is_read_stray(node.next_index, state.base.next_index)
-                else node._replace(unapplied=(*node.unapplied, node.fence), fence=None)
+                if self._rules.is_read_stray(node.next_index, state.older.next_index)
+                else [node._replace(unapplied=(*node.unapplied, node.fence), fence=None)]
             )
-            yield f"{name} reads the base", self._with(state, number, read)
+            for read in reads:
+                yield f"{name} reads the bases", self._with(state, number, read)
             return
         if (group := _at(state, node.next_index)) is not None:
             read = node._replace(heard=state.now)
@@ -258,8 +269,9 @@ class World:
             else:
                 read = read._replace(unapplied=(*node.unapplied, group))
             yield f"{name} reads {node.next_index}", self._with(state, number, read)
-        elif state.base.next_index > node.next_index:
-            yield f"{name} begins with the base", self._with(state, number, _seeded(state, node))
+        elif state.newest.next_index > node.next_index:
+            for seeded in _seeded(state, node):
+                yield f"{name} begins with a base", self._with(state, number, seeded)
         silent_ms = (state.now - node.heard) * TICK_MS
         epoch = node.epoch_read + 1
         if epoch <= self._bounds.epochs and self._rules.may_take_over(silent_ms, LEASE_MS, 0):
@@ -333,11 +345,11 @@ class World:
         answered = state.answered | ({flight.group.record} - {0})
         return self._with(state, number, node)._replace(answered=answered)
 
-    def _after_base(self, state: State, node: Node) -> Node:
-        if self._rules.is_stray(node.take_over_index, state.base.next_index):
+    def _after_bases(self, state: State, node: Node) -> list[Node]:
+        if self._rules.is_stray(node.take_over_index, state.older.next_index):
             return _seeded(state, node)
         fence = () if node.fence is None else (node.fence,)
-        return node._replace(role=Role.OWN, unapplied=(*node.unapplied, *fence), fence=None)
+        return [node._replace(role=Role.OWN, unapplied=(*node.unapplied, *fence), fence=None)]
 
     def _crashed(self, state: State, number: int, *, counted: bool = True) -> State:
         """Begin a node's next life with what its folder holds. What it had sent may still be carried out."""
@@ -362,9 +374,12 @@ def _put(state: State, index: int, group: Group) -> State:
     return state._replace(log=tuple(log))
 
 
-def _seeded(state: State, node: Node) -> Node:
-    base = state.base
-    return Node(Role.FOLLOW, node.life, state.now, base.epoch, base.records, base.next_index)
+def _seeded(state: State, node: Node) -> list[Node]:
+    """Return a node that has begun with the newest base, and one that could not use it."""
+    return [
+        Node(Role.FOLLOW, node.life, state.now, base.epoch, base.records, base.next_index)
+        for base in (state.newest, state.older)
+    ]
 
 
 def _applied(node: Node) -> Node:

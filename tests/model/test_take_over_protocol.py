@@ -30,8 +30,12 @@ OFF = {
         after_read=lambda own, stored: AppendStep.CREATE if stored is None else AppendStep.STORED
     ),
     "CLUSTER-4: fences are trimmed": Rules(is_removable=lambda kind, index, below: index < below),
-    "CLUSTER-5: no base is read after a take-over was appended": Rules(is_stray=lambda index, base: False),
-    "CLUSTER-5: no base is read after a take-over was read": Rules(is_read_stray=lambda index, base: False),
+    "CLUSTER-5: bases are not read after a take-over was appended": Rules(
+        is_stray=lambda index, below: False
+    ),
+    "CLUSTER-5: bases are not read after a take-over was read": Rules(
+        is_read_stray=lambda index, below: False
+    ),
     "CLUSTER-8: an owner decides at once": Rules(may_decide=lambda applied, taken: True),
     "CLUSTER-9: the lease counts from the answer": Rules(
         holds=lambda begin, answered, now: now - answered < LEASE_TICKS * LEASE_PART
@@ -63,7 +67,7 @@ def test_no_order_of_events_breaks_a_promise(bounds: Bounds, owned: bool, least:
 
 
 @pytest.mark.deep
-def test_a_take_over_that_is_applied_before_the_base_was_read_loses_what_was_answered() -> None:
+def test_a_take_over_that_is_applied_before_the_bases_were_read_loses_what_was_answered() -> None:
     bounds = Bounds(ticks=2, records=1, epochs=2, crashes=2)
     assert explore(begin(owned=True), bounds, Rules(fences_wait=False)).violation
 

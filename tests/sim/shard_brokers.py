@@ -88,7 +88,7 @@ class ShardBroker:
 
     async def follow(self, rank: int = 0) -> asyncio.Task[TakenOver]:
         """Begin to follow; the task ends with a take-over."""
-        self.follower = Follower(self.log, self.lease, self.clock, self.name, self._newest_base, rank=rank)
+        self.follower = Follower(self.log, self.lease, self.clock, self.name, self._trimmed_below, rank=rank)
         self.standby = Standby(self.node.broker, self.log, self.shard, self.follower)
         await self.standby.open()
         return asyncio.create_task(self._take_over())
@@ -144,5 +144,5 @@ class ShardBroker:
             await asyncio.sleep(LEASE_MS / 4000)
             await self.node.broker.journal.submit(RecordType.LOG_BLANK, [], lambda lsn: None)
 
-    async def _newest_base(self) -> int:
-        return 0 if self._bases is None else await self._bases.newest_index()
+    async def _trimmed_below(self) -> int:
+        return 0 if self._bases is None else await self._bases.trimmed_below()

@@ -115,19 +115,17 @@ class ShardWorld:
                     other.store.is_cut = False
 
     async def _check_log(self) -> None:
-        folder = Folder()
         store = SimStore(self.bucket)
-        with contextlib.suppress(FileNotFoundError):
-            folder = await newest_folder(store)
-        log = ObjectGroupLog(store, SHARD, "reader", OwnerLease(self.nodes[0].clock, LEASE_MS))
-        await log.open(folder.next_index, folder.epoch)
-        while (entry := await log.follow()) is not None:
-            apply_entry(folder, entry)
-            self.note_state(folder)
-        if not self.answered.issubset(folder.numbers):
-            self.errors.append(f"lost: {sorted(self.answered - set(folder.numbers))}")
-        if len(set(folder.numbers)) < len(folder.numbers):
-            self.errors.append("a number is there twice")
+        for folder in await folders_of_bases(store) or [Folder()]:
+            log = ObjectGroupLog(store, SHARD, "reader", OwnerLease(self.nodes[0].clock, LEASE_MS))
+            await log.open(folder.next_index, folder.epoch)
+            while (entry := await log.follow()) is not None:
+                apply_entry(folder, entry)
+                self.note_state(folder)
+            if not self.answered.issubset(folder.numbers):
+                self.errors.append(f"lost: {sorted(self.answered - set(folder.numbers))}")
+            if len(set(folder.numbers)) < len(folder.numbers):
+                self.errors.append("a number is there twice")
 
 
 class ShardNode:
@@ -177,7 +175,7 @@ class ShardNode:
                 self.store, SHARD, self.name, lease, make_nonce=lambda: self._world.rng.randbytes(8)
             )
             follower = Follower(
-                log, lease, self.clock, self.name, self._newest_base, rank="abc".index(self.name)
+                log, lease, self.clock, self.name, self._trimmed_below, rank="abc".index(self.name)
             )
             try:
                 await log.open(self._folder.next_index, self._folder.epoch)
@@ -186,7 +184,8 @@ class ShardNode:
             except CutOff:
                 self._world.counts["begun with a base"] += 1
                 with contextlib.suppress(OSError):
-                    self._folder = await newest_folder(self.store)
+                    # Not always the newest one, as if that were damaged.
+                    self._folder = self._world.rng.choice(await folders_of_bases(self.store))
             except Fenced:
                 self._world.counts["fenced"] += 1
             except OSError:
@@ -251,15 +250,15 @@ class ShardNode:
         body = json.dumps([folder.epoch, folder.numbers]).encode()
         try:
             await self.store.create(f"{BASES}/{folder.next_index:016x}", body)
-            await log.trim(await self._newest_base())
+            await log.trim(await self._trimmed_below())
         except OSError:
             return 0
         self._world.counts["trims"] += 1
         return 1
 
-    async def _newest_base(self) -> int:
-        names = [info.name async for info in self.store.objects(BASES)]
-        return max((int(name.rpartition("/")[2], 16) for name in names), default=0)
+    async def _trimmed_below(self) -> int:
+        names = sorted([info.name async for info in self.store.objects(BASES)])
+        return next_index_of(names[-2]) if len(names) > 1 else 0
 
 
 def apply_entry(folder: Folder, entry: LogEntry) -> None:
@@ -269,10 +268,14 @@ def apply_entry(folder: Folder, entry: LogEntry) -> None:
     folder.next_index, folder.epoch = entry.next_index, entry.head.epoch
 
 
-async def newest_folder(store: SimStore) -> Folder:
-    """The newest base; raises FileNotFoundError if there is none."""
-    names = sorted([info.name async for info in store.objects(BASES)])
-    if not names:
-        raise FileNotFoundError(BASES)
-    epoch, numbers = json.loads(await store.read(names[-1]))
-    return Folder(int(names[-1].rpartition("/")[2], 16), epoch, numbers)
+async def folders_of_bases(store: SimStore) -> list[Folder]:
+    """The two newest bases, or as many as there are."""
+    folders = []
+    for name in sorted([info.name async for info in store.objects(BASES)])[-2:]:
+        epoch, numbers = json.loads(await store.read(name))
+        folders.append(Folder(next_index_of(name), epoch, numbers))
+    return folders
+
+
+def next_index_of(name: str) -> int:
+    return int(name.rpartition("/")[2], 16)

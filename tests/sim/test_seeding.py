@@ -147,6 +147,34 @@ def test_a_node_begins_with_the_base_before_one_that_is_damaged() -> None:
     run_sim(scenario, seed=1)
 
 
+def test_the_base_before_a_damaged_one_is_enough_also_where_a_take_over_lies_between_them() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, node, _ = await own_shard_with_a_base(bucket, loop)
+        second = SeededNode(bucket, loop)
+        assert await second.seed()
+        owner = ShardBroker(bucket, loop, "b", second.vfs, bases=second.member.bases)
+        following = await owner.follow()
+        assert await owner.agrees_with(node)
+        first.kill()
+        await following
+        node = await owner.own()
+        await LIVES[1](node)
+        newest = await second.member.bases.make(node.broker, owner.log)
+        damage(bucket, newest.name)
+        standby = SeededNode(bucket, loop)
+        assert await standby.seed()
+        follower = ShardBroker(bucket, loop, "c", standby.vfs, bases=bases_of(bucket, loop, standby.vfs, "c"))
+        following = await follower.follow(rank=1)
+        assert await follower.agrees_with(node), "the log behind the older base is whole"
+        owner.kill()
+        await following
+        assert follower.log.epoch == owner.log.epoch + 1
+        follower.kill()
+
+    run_sim(scenario, seed=1)
+
+
 def test_a_node_waits_while_every_base_is_damaged_and_stops_where_there_is_none() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()

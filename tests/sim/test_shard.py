@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "no answer is taken for stored": (object_group_log, "after_create", taking(Answer.UNKNOWN)),
     "another group is taken for ours": (object_group_log, "after_read", another_is_ours),
     "fences are trimmed": (object_group_log, "is_removable", lambda kind, index, below: index < below),
-    "no base is looked at": (follower, "is_stray", lambda index, base: False),
+    "no base is looked at": (follower, "is_stray", lambda index, trimmed_below: False),
     "nobody waits": (follower, "may_take_over", lambda *silence, **resigned: True),
     "the lease counts from the answer": (OwnerLease, "extend", extend_from_the_answer),
     "the lease is not looked at": (OwnerLease, "holds", lambda lease: lease.until_ms > 0),

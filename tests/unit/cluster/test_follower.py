@@ -41,7 +41,7 @@ class Standby:
         self.ends: list[bool] = []
         self.waits_at = 0  # the index that it begins to apply, and does not end to until the test lets it
         self.goes_on = asyncio.Event()
-        self.base_next_index = 0
+        self.trimmed_below = 0
         self.base_failures = 0
         self.looks = 0
         self._rank = rank
@@ -55,7 +55,7 @@ class Standby:
             self.lease,
             self.clocks,
             "b",
-            self._newest,
+            self._look,
             rank=self._rank,
             rest_ms=self._rest_ms,
             pause_seconds=0.001,
@@ -83,12 +83,12 @@ class Standby:
             self.goes_on.clear()
             await self.goes_on.wait()
 
-    async def _newest(self) -> int:
+    async def _look(self) -> int:
         self.looks += 1
         if self.base_failures:
             self.base_failures -= 1
             raise StoreFailed("no answer")
-        return self.base_next_index
+        return self.trimmed_below
 
 
 async def test_it_takes_over_after_a_lease_of_silence_and_not_before(store: FaultyStore) -> None:
@@ -191,7 +191,7 @@ async def test_whoever_finds_the_owner_alive_follows_on_and_waits_anew(store: Fa
     assert (await running).at_index == 4
 
 
-async def test_a_take_over_counts_only_after_a_look_at_the_newest_base(store: FaultyStore) -> None:
+async def test_a_take_over_counts_only_after_a_look_at_the_bases(store: FaultyStore) -> None:
     owner = await open_object_log(store, "a")
     await owner.take_over(2, epoch=1)
     standby = Standby(store)
@@ -208,8 +208,8 @@ async def test_a_take_over_that_was_read_where_the_log_was_trimmed_is_not_applie
     owner = await open_object_log(store, "a")
     await owner.take_over(2, epoch=1)
     standby = Standby(store)
-    standby.base_next_index = 3
-    with pytest.raises(CutOff, match="goes on with 3"):
+    standby.trimmed_below = 3
+    with pytest.raises(CutOff, match="begins with 3"):
         await (await standby.start(2))
     assert standby.applied == []
 
@@ -217,7 +217,7 @@ async def test_a_take_over_that_was_read_where_the_log_was_trimmed_is_not_applie
 async def test_a_take_over_of_its_own_where_the_log_was_trimmed_gives_no_lease(store: FaultyStore) -> None:
     standby = Standby(store)
     running = await standby.start(2)
-    standby.base_next_index = 9
+    standby.trimmed_below = 9
     await standby.looks_again()
     standby.clocks.move(LEASE_MS)
     with pytest.raises(CutOff):
@@ -270,7 +270,7 @@ async def test_who_was_away_looks_for_a_trim_before_it_takes_over(store: FaultyS
     for index in range(3, 12):
         await owner.append(index, blank())
     await owner.trim(9)
-    standby.base_next_index = 9
+    standby.trimmed_below = 9
     standby.clocks.move(LEASE_MS)
     store.failing_reads = 0
     with pytest.raises(CutOff, match="Index 3 was trimmed"):

@@ -38,8 +38,8 @@ def test_all_below_is_removable_but_take_overs(kind: GroupKind) -> None:
     assert not is_removable(kind, 7, 7)
 
 
-def test_a_take_over_that_a_base_covers_came_too_late() -> None:
-    assert [is_stray(7, next_index) for next_index in (6, 7, 8)] == [False, False, True]
+def test_a_take_over_where_the_log_may_be_trimmed_came_too_late() -> None:
+    assert [is_stray(7, trimmed_below) for trimmed_below in (6, 7, 8)] == [False, False, True]
 
 
 def test_epochs_rise() -> None:
