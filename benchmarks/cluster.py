@@ -7,12 +7,15 @@ store in the same region (`slow_store_broker.py`), or what the disk takes.
 from __future__ import annotations
 
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -70,8 +73,10 @@ class Node(Broker):
 @contextmanager
 def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS, fresh: str = "") -> Iterator[list[Node]]:
     """Nodes that run, the first of which owns the shard, and last one that is not started yet, if it has a name."""
-    store = setup.folder / "store"
-    store.mkdir(parents=True)
+    folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=setup.folder))
+    setup = replace(setup, folder=folder)
+    store = folder / "store"
+    store.mkdir()
     command = [sys.executable, "-m", "broker.cli", "cluster", "create", f"file://{store}"]
     subprocess.run(
         command, env=environment(setup.source), cwd=setup.source, check=True, capture_output=True, timeout=120
@@ -91,7 +96,7 @@ def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS, fresh: str = "") 
     finally:
         for node in nodes:
             node.kill()
-        subprocess.run(["rm", "-rf", str(store), *(str(node.data_folder) for node in nodes)], check=False)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rate(setup: Setup, broker: Broker) -> Figures:
