@@ -138,7 +138,7 @@ class Follower:
         try:
             await self._check_trim()  # a take-over where the log was trimmed would stay for good (CLUSTER-4)
         except OSError as error:
-            log.warning("The log could not be looked at before a take-over", error=str(error))
+            log.warning("The log could not be read before a take-over", error=str(error))
             await asyncio.sleep(self._pause_seconds)
             return None
         try:

@@ -66,12 +66,17 @@ class Member:
     """One node: a process that is started anew whenever it ends."""
 
     def __init__(
-        self, name: str, settings: dict[str, str], folder: Path, command: tuple[str, ...] = ()
+        self,
+        name: str,
+        settings: dict[str, str],
+        folder: Path,
+        command: tuple[str, ...] = (),
+        module: str = "broker",
     ) -> None:
         self.name = name
         self.starts = 0
         self._settings = settings
-        self._command = command
+        self._command = (*command, sys.executable, "-m", module)
         self._folder = folder
         self.process: asyncio.subprocess.Process | None = None
         self.statuses: Counter[int] = Counter()
@@ -83,7 +88,7 @@ class Member:
             try:
                 while True:
                     self.process = await asyncio.create_subprocess_exec(
-                        *self._command, sys.executable, "-m", "broker", "serve", *arguments,
+                        *self._command, "serve", *arguments,
                         cwd=ROOT, env={**os.environ, **CREDENTIALS}, stdout=output, stderr=output,
                     )  # fmt: skip
                     self.starts += 1
@@ -120,8 +125,17 @@ class Member:
 class Load:
     """Producers, consumers and those who change what waits, all of them through the SDK."""
 
-    def __init__(self, address: str, seed: int, rate: float, topics: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        address: str,
+        seed: int,
+        rate: float,
+        topics: tuple[str, ...],
+        ahead_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`ahead_ms`: by how much the owner's clock, by which nothing is early, may be ahead of the clients'."""
         self.history = History()
+        self._ahead_ms = ahead_ms
         self.topics = topics
         self._address = address
         self._rng = random.Random(seed)
@@ -195,7 +209,7 @@ class Load:
         ):
             async for message in subscription:
                 number = int(message.payload)
-                self.history.delivered(name, number, now_ms())
+                self.history.delivered(name, number, now_ms() + self._ahead_ms())
                 group.create_task(self._ack(name, number, message))
 
     async def _ack(self, name: str, number: int, message: postdate.Message) -> None:
@@ -223,7 +237,11 @@ class Run:
         self.shards: int = options.shards
         self.kinds = options.faults or self.site.kinds + (PROCESS_KINDS if self.shards > 1 else ())
         self.load = Load(
-            ",".join(self.addresses.values()), options.seed, options.rate, topic_names(self.shards)
+            ",".join(self.addresses.values()),
+            options.seed,
+            options.rate,
+            topic_names(self.shards),
+            self.site.ahead_ms,
         )
         self.faults: Counter[str] = Counter()
         self.members: dict[str, Member] = {}
@@ -277,7 +295,7 @@ class Run:
                 "cluster_store": self.site.stores[name],
                 "cluster_nodes": nodes,
                 "node": name,
-                "data_dir": str(self.folder / f"data-{name}"),
+                "data_dir": str(self.site.data_dir(name)),
                 "grpc_address": self.addresses[name],
                 "allow_plaintext": "true",
                 "http_address": "127.0.0.1:0",
@@ -285,7 +303,9 @@ class Run:
                 "log_format": "json",
                 "disk_reserve_bytes": "0",
             }
-            self.members[name] = Member(name, settings, self.folder, self.site.command(name))
+            self.members[name] = Member(
+                name, settings, self.folder, self.site.command(name), self.site.module
+            )
 
     async def _look(self) -> bool:
         """Ask all nodes for the owner of each shard; return whether each has one that some node knows."""
