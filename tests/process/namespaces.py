@@ -13,13 +13,15 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 _TUN = "/dev/net/tun"
+_ETC = Path("/etc/netns")
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _NET = f"198.18.{os.getpid() % 256}"
@@ -62,7 +64,11 @@ def need_namespaces() -> None:
 class Network:
     """Places by name; `outside` is the test's own."""
 
-    def __init__(self, places: Sequence[str], outside: str, rng: random.Random) -> None:
+    def __init__(
+        self, places: Sequence[str], outside: str, rng: random.Random, *, has_names: bool = False
+    ) -> None:
+        """With `has_names` a place knows the others by their names."""
+        self._has_names = has_names
         self.names = (*places, outside)
         self._outside = outside
         self._rng = rng
@@ -97,6 +103,8 @@ class Network:
                 if namespace:
                     _ip("netns", "add", namespace)
                     stack.callback(_ip, "netns", "delete", namespace)
+                    if self._has_names:
+                        stack.enter_context(self._hosts(namespace))
                     _ip("-n", namespace, "link", "set", "lo", "up")
                 self._fds[name] = fd = _open_tun(_device(number), namespace)
                 stack.callback(os.close, fd)
@@ -109,6 +117,18 @@ class Network:
                 yield
             finally:
                 self._fds.clear()
+
+    @contextmanager
+    def _hosts(self, namespace: str) -> Iterator[None]:
+        """Have /etc/hosts of a namespace name all places (ip-netns(8))."""
+        folder = _ETC / namespace
+        folder.mkdir(parents=True)
+        try:
+            lines = [f"{self.address(name)} {name}\n" for name in self.names]
+            (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+            yield
+        finally:
+            shutil.rmtree(folder)
 
     def _read(self, source: str, fd: int) -> None:
         for _ in range(_READ_TOGETHER):
