@@ -900,6 +900,12 @@ MUTANTS = {
         "            if type is not None and found.type is None:",
         "tests/wire/test_sdk_admin.py::test_creating_again_is_no_error_if_asked_so",
     ),
+    "a seek by time reads a ledger that was swapped": Mutant(
+        "broker/topics/control.py",
+        "        rows = await topic.log.read_rows(before.name.ledger_id, middle, 1)",
+        "        rows = await before.read_rows(middle, 1)",
+        "tests/unit/topics/test_counters.py::test_a_seek_by_time_reads_the_generation_that_is_there",
+    ),
     "a key of the past was never there": Mutant(
         "broker/topics/schedule.py",
         "        await self._look_at_settled(outcomes, change, dry_run=dry_run)\n",
