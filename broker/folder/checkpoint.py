@@ -91,7 +91,7 @@ class Checkpointer:
         self._changed: set[int] = set()
         self._bytes_before = journal.appended_bytes
         self._written_lsn = 0  # what the root says since this life's last checkpoint
-        self._look = asyncio.Event()  # a checkpoint may be due
+        self._may_be_due = asyncio.Event()
         self._lock = asyncio.Lock()
         self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
         self._counters = counters
@@ -103,7 +103,7 @@ class Checkpointer:
         """A topic has something for the next checkpoint."""
         self._changed.add(topic.topic_id)
         if self._is_due(0):
-            self._look.set()
+            self._may_be_due.set()
 
     @property
     def is_behind(self) -> bool:
@@ -120,19 +120,20 @@ class Checkpointer:
         began_ns = self._clock.monotonic_ns()
         elapsed_ms = 0
         while elapsed_ms < self._interval_ms:
-            await self._wait_for_look(self._interval_ms - elapsed_ms)
+            await self._wait_may_be_due(self._interval_ms - elapsed_ms)
             elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
             if self._is_due(elapsed_ms):
                 await self.checkpoint()
                 return
 
-    async def _wait_for_look(self, wait_ms: int) -> None:
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look.set)
+    async def _wait_may_be_due(self, wait_ms: int) -> None:
+        """Wait until something has changed enough for a checkpoint, or so long."""
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._may_be_due.set)
         try:
-            await self._look.wait()
+            await self._may_be_due.wait()
         finally:
             timer.cancel()
-        self._look.clear()
+        self._may_be_due.clear()
 
     def _is_due(self, elapsed_ms: int) -> bool:
         journal_bytes = self._journal.appended_bytes - self._bytes_before

@@ -17,7 +17,7 @@ from broker.cluster.stores import costs_money, open_store
 from broker.config import BrokerConfig, parse_nodes
 from broker.folder.shard_folders import MEMBER_FOLDERS
 from broker.node.placement import rank_nodes
-from broker.node.rest import Rest
+from broker.node.rest_after_loss import Rest
 from broker.node.shard_bases import ShardBases
 from broker.runtime.vfs import Vfs
 from broker.settings import ConfigError

@@ -29,7 +29,7 @@ from broker.node.following import Following, Won
 from broker.node.member import Member, make_member, member_config, node_name
 from broker.node.owning import Owning
 from broker.node.seeding import Seeding
-from broker.node.standby_face import StandbyFace
+from broker.node.standby_ports import StandbyPorts
 from broker.observe.logs import get_logger
 from broker.rpc.peers import Peers
 from broker.runtime.notify import ServiceNotifier
@@ -63,7 +63,7 @@ class Node:
         self._stop = asyncio.Event()
         self._supervisor = Supervisor(lambda *_: self._stop.set())
         self._owning: Owning | None = None
-        self._face: StandbyFace | None = None
+        self._ports: StandbyPorts | None = None
 
     async def run(self) -> int:
         """Take part in the cluster until a signal or a failure; returns the exit status.
@@ -87,30 +87,30 @@ class Node:
         return status or int(self._supervisor.failure is not None)
 
     async def _take_part(self, member: Member, peers: Peers) -> int:
-        self._face = face = StandbyFace(member, peers.complete)
-        await face.start(self._supervisor.spawn_lasting)
+        self._ports = ports = StandbyPorts(member, peers.complete)
+        await ports.start(self._supervisor.spawn_lasting)
         self._notifier.tell("READY=1", f"STATUS=Standby of shard {member.shard.number}")
         watchdog = self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
         try:
-            won = await self._follow(member, face)
+            won = await self._follow(member, ports)
         finally:
             watchdog.cancel()  # an owner has one of its own
-            await face.stop()
+            await ports.stop()
         if won is None:
             return 0
         self._owning = Owning(member, won, self._notifier, self._adapted_config, peers.complete)
         return await self._owning.run(self._stop)
 
-    async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
+    async def _follow(self, member: Member, ports: StandbyPorts) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""
         seeding = Seeding(member)
         while not self._stop.is_set():
             try:
-                face.following, face.state = None, "seeding"
+                ports.following, ports.state = None, "seeding"
                 if not await seeding.run(self._stop):
                     return None
-                face.following = Following(member)
-                return await face.following.run(self._stop)
+                ports.following = Following(member)
+                return await ports.following.run(self._stop)
             except CutOff as error:
                 seeding.note_cut_off(error)
             except StoreRefused:
@@ -118,15 +118,15 @@ class Node:
             except StorageFailed:
                 raise
             except (StoreFailed, Unavailable) as error:
-                face.following, face.state = None, "waiting for the object store"
+                ports.following, ports.state = None, "waiting for the object store"
                 await _wait_store(self._store.url, error, self._stop)
         return None
 
     def _reload(self) -> None:
         if self._owning is not None:
             self._owning.reload_soon()
-        elif self._face is not None:
-            self._face.look_now()
+        elif self._ports is not None:
+            self._ports.look_now()
 
     def _adapted_config(self) -> BrokerConfig:
         """Read the settings anew, as the shard's server has them."""

@@ -13,6 +13,7 @@ from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
 from broker.observe.cluster_view import ViewCluster
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
+from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.backups import BackupCalls
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
@@ -31,7 +32,6 @@ from broker.rpc.policies import (
 )
 from broker.rpc.request_ids import RequestIds
 from broker.rpc.stats import get_stats
-from broker.rpc.telling import tell_freely
 from broker.subscriptions.types import SubscriptionType
 from postdate_api.v1 import admin_pb2
 
@@ -98,7 +98,7 @@ class AdminService:
 
         async def create() -> Message:
             topic = await self._broker.registry.create_topic(request.name, policy)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.CreateTopicResponse(topic=describe_topic(topic))
 
         return await self._request_ids.once(request.name, request, create)
@@ -118,7 +118,7 @@ class AdminService:
             await topic.change_policy(
                 replace(topic.policies.decided, **{name: getattr(given, name) for name in named})
             )
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.UpdateTopicResponse(topic=describe_topic(topic))
 
         return await self._request_ids.once(request.name, request, update)
@@ -129,7 +129,7 @@ class AdminService:
 
         async def delete() -> Message:
             await self._broker.registry.delete_topic(request.name)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.DeleteTopicResponse()
 
         return await self._request_ids.once(request.name, request, delete)
@@ -159,7 +159,7 @@ class AdminService:
             subscription = await topic.subscriptions.create(
                 request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
             )
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.CreateSubscriptionResponse(
                 subscription=describe_subscription(topic, subscription)
             )
@@ -180,7 +180,7 @@ class AdminService:
 
         async def delete() -> Message:
             await self._broker.registry.topic(request.topic).subscriptions.delete(request.name)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.DeleteSubscriptionResponse()
 
         return await self._request_ids.once(request.topic, request, delete)
@@ -227,7 +227,7 @@ class AdminService:
         )
 
     async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:
-        tell_freely()
+        answer_without_ownership()
         config = self._broker.config
         return admin_pb2.GetServerInfoResponse(
             version=self._version,
@@ -246,7 +246,7 @@ class AdminService:
         )
 
     async def _get_cluster(self, _: admin_pb2.GetClusterRequest) -> Message:
-        tell_freely()  # whoever asks looks for the owner
+        answer_without_ownership()  # whoever asks looks for the owner
         if self._cluster is None:
             return describe_alone(self._broker, self._shard_port())
         return describe_cluster([self._cluster.view()])

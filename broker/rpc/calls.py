@@ -13,11 +13,11 @@ from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
 from broker.observe.metrics import BrokerCounters
+from broker.rpc.answer_ownership import begin_answer, refusal_as_owner
 from broker.rpc.audit_trail import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
-from broker.rpc.telling import begin_telling, tellable
 from broker.rpc.unread_clients import ending_client
 from broker.runtime.clock import Clock
 
@@ -78,7 +78,7 @@ def answering(
     """Return what serves a unary method: `call` takes the parsed request and returns a message, or bytes that are one.
 
     `check` sees the bytes before they are parsed. The answer is told only while the broker owns what it tells of,
-    unless the call says that there is no need (`telling.py`).
+    unless the call says that there is no need (`answer_ownership.py`).
     """
 
     async def handle(raw: bytes, context: Context) -> bytes:
@@ -87,9 +87,9 @@ def answering(
                 check(raw)
             request = parse(kind, raw, broker.config)
             check_request(request)
-            telling = begin_telling()
+            answer = begin_answer()
             response = await audited(broker, context, request, call)
-            if not telling.is_free:
+            if answer.needs_ownership:
                 broker.ownership.check()  # with no `await` from here to the frame (CLUSTER-10)
         except asyncio.CancelledError:
             raise
@@ -103,7 +103,7 @@ def answering(
 
 async def refuse_as_owner(broker: Broker, context: Context, error: Exception) -> None:
     """As `refuse`, with a failure that may tell of topics and messages: looked at with no `await` before it is told."""
-    await refuse(broker, context, tellable(broker.ownership, error))
+    await refuse(broker, context, refusal_as_owner(broker.ownership, error))
 
 
 async def refuse(host: CallHost, context: Context, error: Exception) -> None:

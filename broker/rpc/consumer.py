@@ -17,6 +17,7 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
+from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.batch_room import StreamRoom, batch_rooms
 from broker.rpc.caller import check_request
@@ -26,7 +27,6 @@ from broker.rpc.entries import check_initial_position, check_size, check_type, e
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
-from broker.rpc.telling import tell_freely
 from broker.rpc.unread import FrameRoom, UnreadRooms
 from broker.rpc.unread_calls import answer_within
 from broker.rpc.unread_clients import end_client, when_over
@@ -407,5 +407,5 @@ async def _confirmed(
 ) -> bytes:
     encoded = await encode_failures(impossible + confirmation.failures, answer)
     if confirmation.is_recorded and not impossible:
-        tell_freely()
+        answer_without_ownership()
     return encoded

@@ -11,10 +11,10 @@ from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, TIME_MS_MAX, Position
+from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.entries import check_initial_position
 from broker.rpc.policies import describe_subscription, masked_subscription_fields, subscription_policy_of
 from broker.rpc.request_ids import RequestIds
-from broker.rpc.telling import tell_freely
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
 from broker.topics.topic import Topic
@@ -48,7 +48,7 @@ class ControlCalls:
         async def update() -> Message:
             topic, subscription = self._find(request.topic, request.name)
             await control.update_policy(topic, subscription, given, named)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.UpdateSubscriptionResponse(
                 subscription=describe_subscription(topic, subscription)
             )
@@ -63,7 +63,7 @@ class ControlCalls:
             topic, subscription = self._find(request.topic, request.subscription)
             start = await _start_of(topic, request, self._broker.clock.now_ms())
             await control.seek(topic, subscription, start)
-            tell_freely()
+            answer_without_ownership()
             begins = control.first_at_or_after(topic, start)
             return admin_pb2.SeekResponse(
                 position=message_pb2.MessageId(ledger_id=begins.ledger_id, entry_id=begins.entry_id)
@@ -76,7 +76,7 @@ class ControlCalls:
 
         async def skip() -> Message:
             skipped = await control.skip_all(*self._find(request.topic, request.subscription))
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.SkipAllResponse(skipped_messages=skipped)
 
         return await self._request_ids.once(request.topic, request, skip)
@@ -87,7 +87,7 @@ class ControlCalls:
         async def pause() -> Message:
             topic, subscription = self._find(request.topic, request.subscription)
             await control.pause(topic, subscription, paused=True)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.PauseResponse(subscription=describe_subscription(topic, subscription))
 
         return await self._request_ids.once(request.topic, request, pause)
@@ -98,7 +98,7 @@ class ControlCalls:
         async def resume() -> Message:
             topic, subscription = self._find(request.topic, request.subscription)
             await control.pause(topic, subscription, paused=False)
-            tell_freely()
+            answer_without_ownership()
             return admin_pb2.ResumeResponse(subscription=describe_subscription(topic, subscription))
 
         return await self._request_ids.once(request.topic, request, resume)

@@ -13,13 +13,13 @@ from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import Entries, Position, count_entries, without_entries
+from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.request_ids import RequestIds
 from broker.rpc.status import encode_failures
-from broker.rpc.telling import tell_freely
 from broker.subscriptions.requests import FailedIds, failed_ids
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
@@ -172,5 +172,5 @@ async def _with_failures(
     encoded = await encode_failures(failures, type(response), of_dead_letters=True)
     response.MergeFromString(encoded)
     if done and not failures:
-        tell_freely()
+        answer_without_ownership()
     return response

@@ -10,13 +10,13 @@ import grpc
 
 from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
+from broker.rpc.answer_ownership import refusal_as_owner
 from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
 from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
-from broker.rpc.telling import tellable
 from broker.runtime.ownership import ownership_lost
 from broker.topics.intake import Accepted
 from postdate_api.v1 import producer_pb2
@@ -53,7 +53,7 @@ class ProducerService:
         pending = await self._accept(raw, CALLER.get())
         if pending.refusal is None:
             await self._wait_durable(pending)
-        if (refusal := self._tellable_refusal(pending)) is not None:
+        if (refusal := self._refusal_as_owner(pending)) is not None:
             await refuse_as_owner(self._broker, context, refusal)
         return _answer(pending)
 
@@ -85,7 +85,7 @@ class ProducerService:
         while (answer := await pending.get()) is not None:
             if answer.refusal is None:
                 await self._wait_durable(answer)
-            answer.refusal = self._tellable_refusal(answer)
+            answer.refusal = self._refusal_as_owner(answer)
             if answer.refusal is not None:
                 reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
                 self._broker.counters.refuse(reason)
@@ -116,14 +116,14 @@ class ProducerService:
             pending.refusal = error
         return pending
 
-    def _tellable_refusal(self, answer: _Pending) -> Exception | None:
+    def _refusal_as_owner(self, answer: _Pending) -> Exception | None:
         """Return what the answer refuses, looked at last: no `await` from here to the frame (CLUSTER-10).
 
         Ids of what was stored now are the completion of a record. Ids of repeats are not.
         """
         ownership = self._broker.ownership
         if answer.refusal is not None:
-            return tellable(ownership, answer.refusal)
+            return refusal_as_owner(ownership, answer.refusal)
         assert answer.accepted is not None
         if ownership.holds() or not answer.accepted.has_repeats:
             return None

@@ -12,6 +12,7 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
 from broker.model import TIME_MS_MAX, Position
+from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.audit_trail import note_counts
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import is_full_view
@@ -24,7 +25,6 @@ from broker.rpc.schedule_answers import (
 )
 from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
-from broker.rpc.telling import tell_freely
 from broker.topics.message_look import returned_message, returned_to
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
@@ -168,7 +168,7 @@ class ScheduleService:
             outcomes = await schedule.change(distinct, change, dry_run=request.dry_run)
             matched = _matched(outcomes)
             if not request.dry_run and distinct and _done(outcomes) == len(names):
-                tell_freely()
+                answer_without_ownership()
             return self._answer(_in_places(names, distinct, outcomes), matched)
 
         return work

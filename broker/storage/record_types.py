@@ -14,6 +14,7 @@ know it:
     folder/backup.py             `_NAMING_FILES`, if it names files that exist before it is written
     tests/golden/make.py         one of it in the golden segment
     tests/unit/storage/test_records.py   `records`: there and back, any bytes, any value out of range
+    tests/crash/history.py       `fold`: what must be left of it after a crash; `play`: a broker that writes one
     docs/formats.md              its body
 """
 

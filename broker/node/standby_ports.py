@@ -22,8 +22,8 @@ from broker.web.source import ClusterSource, PageSource
 log = get_logger(__name__)
 
 
-class StandbyFace:
-    """The ports of a standby."""
+class StandbyPorts:
+    """See the module's description."""
 
     def __init__(self, member: Member, complete: Callable[[ClusterView], ClusterView]) -> None:
         """`complete` adds to a view what other nodes have told."""

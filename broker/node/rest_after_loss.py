@@ -1,5 +1,6 @@
-"""Rest after a loss: who was fenced gives others precedence, so that a store that is slow for all makes no owners take
-turns.
+"""Rest after the loss of a shard: a node that was fenced lets others take over first for a while.
+
+Without it a store that is slow for all would make nodes lose the shard to each other in turns.
 
 It lies in a file beside the shard's folder, as the process that lost ends.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.node.rest import FIRST_MS, LONGEST_MS, Rest
+from broker.node.rest_after_loss import FIRST_MS, LONGEST_MS, Rest
 from broker.runtime.vfs import replace_file
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
