@@ -1,10 +1,10 @@
-"""Batches that consumers have not read, bounded in bytes for all streams together.
+"""Room for batches that consumers have not read, bounded in bytes for all streams together.
 
     read from the log --fitting--> handed out --leave--> being written --release--> written
 
 A batch takes room when it is handed out and gives it back once gRPC has taken it, so what waits for clients that do not
 read is counted. Where there is no room the messages stay with their subscription, whose other consumers may take them,
-and their bytes are dropped. Who waits for room, and who is ended for others, is as with answers (`unread.py`).
+and their bytes are dropped. Who waits for room, and who is ended for others, is as with answers (`unread_room.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from broker.model import Array
-from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
+from broker.rpc.unread_room import FrameRoom, StreamUnread, UnreadRooms
 from broker.runtime.clock import Clock
 from broker.runtime.signal import Signal
 from broker.settings import MIB
@@ -49,7 +49,7 @@ class StreamRoom:
         work: Signal,
     ) -> None:
         """`end` ends the stream, because its client does not read; `work` wakes who hands out. See `begin`."""
-        self._unread = Unread(rooms, peer, end)
+        self._unread = StreamUnread(rooms, peer, end)
         self._consumer = consumer
         self._work = work
         self._place: FrameRoom | None = None  # of the batch that is not sent yet, or of the next one
@@ -64,7 +64,7 @@ class StreamRoom:
         self._work.set()
 
     def fitting(self, lengths: Array) -> int:
-        """See the protocol."""
+        """See `BatchRoom` of `broker.subscriptions.consumer`."""
         if self._asking is not None or self._is_closed:
             return 0
         count, bytes_ = len(lengths), _cost(lengths)
@@ -94,7 +94,7 @@ class StreamRoom:
         self._work.set()
 
     def give_up(self) -> None:
-        """See the protocol."""
+        """See `BatchRoom` of `broker.subscriptions.consumer`."""
         self._consumer.reserves_room = False
         place, self._place = self._place, None
         if place is not None:

@@ -8,7 +8,7 @@ from broker.rpc.status import Context
 
 DIRECT = "postdate-direct"
 """Key by which a client asks for the owner alone: any value but an empty one. A front gives each call another one, its
-tag (`unread_clients.py`)."""
+tag (`slow_readers.py`)."""
 SHARD = "postdate-shard"
 """Key by which one front names a shard to another: the call is for it, whatever it asks for."""
 

@@ -17,8 +17,8 @@ from broker.rpc.answer_ownership import begin_answer, refusal_as_owner
 from broker.rpc.audit_trail import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
+from broker.rpc.slow_readers import ending_client
 from broker.rpc.status import Context, abort
-from broker.rpc.unread_clients import ending_client
 from broker.runtime.clock import Clock
 
 STATUS_SECONDS = 1.0

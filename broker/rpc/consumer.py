@@ -20,16 +20,16 @@ from broker.policy import SubscriptionPolicy
 from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.batch_room import StreamRoom, batch_rooms
+from broker.rpc.call_room import answer_within
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
+from broker.rpc.slow_readers import end_client, when_over
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
-from broker.rpc.unread import FrameRoom, UnreadRooms
-from broker.rpc.unread_calls import answer_within
-from broker.rpc.unread_clients import end_client, when_over
+from broker.rpc.unread_room import FrameRoom, UnreadRooms
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from broker.rpc.slow_readers import tell_unread
 from broker.rpc.status import Context
-from broker.rpc.unread_clients import tell_unread
 
 _STATUSES = health_pb2.HealthCheckResponse
 

@@ -20,7 +20,7 @@ from broker.rpc.calls import CallHost
 from broker.rpc.reception import TRIM_SECONDS, Reception, window_bytes
 from broker.rpc.silent import SilentConnections
 from broker.rpc.tls import ServerCertificates
-from broker.rpc.unfinished import UnfinishedMessages
+from broker.rpc.unfinished_messages import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 from broker.settings import UNIX, split_address
 

@@ -37,7 +37,7 @@ from broker.rpc.calls import END_OF_STREAM, CallHost, refuse
 from broker.rpc.loop_share import SMALL_BYTES, LoopShare
 from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
-from broker.rpc.unfinished import Arrivals, UnfinishedMessages
+from broker.rpc.unfinished_messages import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 
 

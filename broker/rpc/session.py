@@ -18,9 +18,9 @@ from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms
+from broker.rpc.slow_readers import not_read
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
-from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
-from broker.rpc.unread_clients import not_read
+from broker.rpc.unread_room import FrameRoom, StreamUnread, UnreadRooms
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
@@ -87,8 +87,8 @@ class Session:
         self._ids_max = broker.config.tuning.ack_entries_max
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._claims: deque[tuple[bytes, FrameRoom | None]] = deque()  # told only while the state is owned
-        self._unread = Unread(rooms, context.peer, self._stall)
-        self._room = StreamRoom(batch_rooms, context.peer, self._stall, consumer, subscription.work)
+        self._answer_room = StreamUnread(rooms, context.peer, self._stall)
+        self._batch_room = StreamRoom(batch_rooms, context.peer, self._stall, consumer, subscription.work)
         self._owns = broker.ownership.holds
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -104,11 +104,11 @@ class Session:
             opened = self._opened().SerializeToString()
             self._broker.ownership.check()
             await self._context.write(opened)
-            self._room.begin()
+            self._batch_room.begin()
             await self._serve()
         finally:
-            self._room.close()
-            self._unread.close()
+            self._batch_room.close()
+            self._answer_room.close()
 
     async def _serve(self) -> None:
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
@@ -155,7 +155,7 @@ class Session:
                         self._take_frame(frame)
                         continue
                 self._check_size(raw)
-                place = await self._unread.take(len(raw) + self._failures_bytes_max(raw))
+                place = await self._answer_room.take(len(raw) + self._failures_bytes_max(raw))
                 frame = self._parsed(raw)
                 place.shrink(len(raw) + _ids_in(frame) * FAILURE_BYTES_MAX)
                 work = self._take_frame(frame)
@@ -283,7 +283,7 @@ class Session:
                 continue
             if self._owns() and (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
-                place, frame = self._room.leave(), encode_batch_response(batch)
+                place, frame = self._batch_room.leave(), encode_batch_response(batch)
                 del batch  # or its messages would be held beside the frame
                 await self._write(frame, place)
                 continue

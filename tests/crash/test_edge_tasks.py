@@ -114,7 +114,7 @@ async def test_a_task_of_the_edges_survives_or_tells(
     )
     notifier = ServiceNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "20000"})
     monkeypatch.setattr(
-        "broker.rpc.unfinished.UnfinishedMessages.may_be_too_much", lambda self, memory_bytes: True
+        "broker.rpc.unfinished_messages.UnfinishedMessages.may_be_too_much", lambda self, memory_bytes: True
     )
     server = Server(config, notifier=notifier, read_config=lambda: config)
     await server.start()

@@ -25,7 +25,7 @@ from broker.rpc import call_metadata, calls, forward
 from broker.rpc.forward import ForwardedCall, MessageRoom, OwnerConnections
 from broker.rpc.front import Front, FrontHost
 from broker.rpc.reception import Reception
-from broker.rpc.unread import STALLED_SECONDS
+from broker.rpc.unread_room import STALLED_SECONDS
 from broker.runtime.clock import SystemClock
 from broker.runtime.supervise import Supervisor
 from broker.server import Server

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.http2 import END_HEADERS, HEADERS, WINDOW_BYTES, connected, frame, message
 from benchmarks.http2 import call as http2_call
 from broker.rpc import calls as rpc_calls
-from broker.rpc import unread
+from broker.rpc import unread_room
 from broker.rpc.reception import CallKind, Reception
 from broker.rpc.status import FAILURE_BYTES_MAX
 from broker.settings import MIB
@@ -45,7 +45,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def room_of(wire: Wire) -> unread.UnreadRoom:
+def room_of(wire: Wire) -> unread_room.UnreadRoom:
     return wire.server._consumer._unread.large
 
 
@@ -63,13 +63,13 @@ async def test_answers_that_are_not_read_are_bounded(wire: Wire):
 async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """The idle clients' answers fill the room of all: small frames pass, and for large ones the idle are ended."""
     room_of(wire).bytes_max = 6 * MIB
-    monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
     ids = await wire.produce("t", *(b"%d" % i for i in range(10)))
     idle = [await wire.subscribe("t", permits=0) for _ in range(4)]
     await asyncio.gather(*(flood(each, 20) for each in idle))
     assert room_of(wire).held > 3 * MIB
     assert room_of(wire).held <= 6 * MIB
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 1.0)
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(wire.server.grpc_address, options=options) as channel:
         good = Stream(consumer_pb2_grpc.ConsumerServiceStub(channel).Subscribe())
@@ -98,7 +98,7 @@ async def _ack_often(stream: Stream, count: int) -> None:
 
 async def test_frames_that_wait_for_the_disk_are_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """However small they are, no more than so many are taken from one stream; then it goes on where it was."""
-    ids = await wire.produce("t", *(b"%d" % i for i in range(unread.FRAMES_MAX + 50)))
+    ids = await wire.produce("t", *(b"%d" % i for i in range(unread_room.FRAMES_MAX + 50)))
     stream = await wire.subscribe("t")
     await stream.deliveries(len(ids))
     synced = asyncio.Event()
@@ -114,10 +114,10 @@ async def test_frames_that_wait_for_the_disk_are_bounded(wire: Wire, monkeypatch
     for number, (ledger_id, entry_id) in enumerate(ids):
         entries = [message_pb2.EntrySet(ledger_id=ledger_id, entry_ids=[entry_id])]
         await stream.send(ack=consumer_pb2.Ack(request_id=number, entries=entries))
-    await eventually(lambda: len(begun) == unread.FRAMES_MAX)
+    await eventually(lambda: len(begun) == unread_room.FRAMES_MAX)
     with suppress(TimeoutError):
         await stream.read(0.2)
-    assert len(begun) == unread.FRAMES_MAX
+    assert len(begun) == unread_room.FRAMES_MAX
     synced.set()
     async with asyncio.timeout(LIMIT_SECONDS):
         answers = [(await stream.frame("confirmed")).request_id for _ in ids]
@@ -129,8 +129,8 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
 ):
     """Not even to read its status: what gRPC holds for such a stream goes too, and so does its place."""
     room_of(wire).bytes_max = 4 * MIB
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.2)
-    monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(unread_room, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
     await wire.produce("t", b"x")
     places = next(each for each in wire.server._port.interceptors if isinstance(each, Reception))._places[
@@ -186,14 +186,14 @@ async def test_grpc_takes_no_answer_for_which_its_client_gave_no_window(
     await reading.call.write(asked[0])
     answer_bytes = consumer_pb2.SubscribeResponse(confirmed=await reading.frame("confirmed")).ByteSize()
     answered = 0
-    note_answered = unread.FrameRoom.answered
+    note_answered = unread_room.FrameRoom.answered
 
-    def count_answered(place: unread.FrameRoom, length: int) -> None:
+    def count_answered(place: unread_room.FrameRoom, length: int) -> None:
         nonlocal answered
         answered += 1
         note_answered(place, length)
 
-    monkeypatch.setattr(unread.FrameRoom, "answered", count_answered)
+    monkeypatch.setattr(unread_room.FrameRoom, "answered", count_answered)
     rooms = wire.server._consumer._unread
     opened = consumer_pb2.Open(topic="t", subscription="s", type="SUBSCRIPTION_TYPE_SHARED")
     async with connected(wire.server.grpc_address) as raw:
@@ -214,13 +214,13 @@ async def test_an_answer_that_is_being_written_counts_until_its_client_takes_it(
 ):
     """The one large answer of each of many streams is all that they hold."""
     answered = asyncio.get_running_loop().create_future()
-    note_answered = unread.FrameRoom.answered
+    note_answered = unread_room.FrameRoom.answered
 
-    def note(place: unread.FrameRoom, length: int) -> None:
+    def note(place: unread_room.FrameRoom, length: int) -> None:
         note_answered(place, length)
         answered.set_result(length)
 
-    monkeypatch.setattr(unread.FrameRoom, "answered", note)
+    monkeypatch.setattr(unread_room.FrameRoom, "answered", note)
     await wire.create_subscription("t")
     opened = consumer_pb2.Open(topic="t", subscription="s", type="SUBSCRIPTION_TYPE_SHARED")
     async with connected(wire.server.grpc_address) as raw:
@@ -245,7 +245,7 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
 ):
     """Many at once on a connection that gives no window; others get theirs, and the connection is cut for them."""
     room_of(wire).bytes_max = 6 * MIB
-    monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been sent
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been sent
     await wire.produce("t", b"x")
     await wire.create_subscription("t")
     kind = getattr(consumer_pb2, f"{call}Request")
@@ -260,7 +260,7 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
         await eventually(lambda: room_of(wire).held > 3 * MIB)
         assert room_of(wire).held <= 6 * MIB
         assert len(room_of(wire).streams) <= 20
-        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+        monkeypatch.setattr(unread_room, "STALLED_SECONDS", 0.5)
         answer = await within(getattr(wire.consumer, call)(request))
         assert len(answer.failures) == IDS
         await within(reading)  # it was cut
@@ -274,7 +274,7 @@ async def test_calls_beyond_what_may_wait_for_room_are_refused(wire: Wire, monke
     await stream.deliveries(1)
     await flood(stream, 10)
     room_of(wire).bytes_max = room_of(wire).held
-    monkeypatch.setattr(unread, "CALLS_BYTES_MAX", 0)
+    monkeypatch.setattr(unread_room, "CALLS_BYTES_MAX", 0)
     request = consumer_pb2.AcknowledgeRequest(topic="t", subscription="s", entries=UNKNOWN)
     refusal = await refused(wire.consumer.Acknowledge(request))
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")

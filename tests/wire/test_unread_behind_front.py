@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from broker.rpc import calls as rpc_calls
-from broker.rpc import unread
+from broker.rpc import unread_room
 from broker.server import Server
 from broker.settings import MIB
 from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc
@@ -21,7 +21,7 @@ from tests.wire.test_unread_answers import IDS, UNKNOWN, flood
 __all__ = ["face", "nodes", "shards"]
 
 
-def room_of(server: Server) -> unread.UnreadRoom:
+def room_of(server: Server) -> unread_room.UnreadRoom:
     return server._consumer._unread.large
 
 
@@ -31,7 +31,7 @@ async def test_others_go_on_while_clients_of_the_front_do_not_read(
     wire = shards.wire
     room = room_of(shards.servers[0])
     room.bytes_max = 6 * MIB
-    monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
     ids = await wire.produce(A, *(b"%d" % i for i in range(10)))
     large = await wire.produce(B, *(bytes(500_000) for _ in range(8)))
@@ -47,7 +47,7 @@ async def test_others_go_on_while_clients_of_the_front_do_not_read(
         await good.open(A, "s")
         await good.deliveries(10)
         assert await good.ack(ids) == []
-        monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
+        monkeypatch.setattr(unread_room, "STALLED_SECONDS", 1.0)
         await good.send(ack=consumer_pb2.Ack(request_id=1, entries=UNKNOWN))
         assert len((await good.frame("confirmed")).failures) == IDS
         assert len(await slow.deliveries(len(large))) == len(large)
@@ -59,7 +59,7 @@ async def test_a_connection_that_fronts_share_outlives_a_client_that_does_not_re
 ):
     """Two fronts lie between a client and its shard: each ends the call by the tag that it gave it."""
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 2.0)
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 2.0)
     through, owner = nodes[0].wire, nodes[1]
     room = room_of(owner.server)
     room.bytes_max = 4 * MIB
@@ -84,7 +84,7 @@ async def test_the_connection_of_a_standby_outlives_a_client_that_does_not_read(
     wire: Wire, face: Face, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 0.5)
     node = await face(wire)
     room = room_of(wire.server)
     room.bytes_max = 4 * MIB

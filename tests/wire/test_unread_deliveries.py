@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from benchmarks.http2 import END_HEADERS, HEADERS, call, connected, frame, message
-from broker.rpc import unread
+from broker.rpc import unread_room
 from broker.settings import KIB, MIB
 from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc
 from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, within
@@ -28,13 +28,13 @@ NARROW = [
 ]  # else a client takes in megabytes that nobody has read
 
 
-def room_of(wire: Wire) -> unread.UnreadRoom:
+def room_of(wire: Wire) -> unread_room.UnreadRoom:
     return wire.server._consumer._batch_rooms.large
 
 
 @pytest.fixture(autouse=True)
 def bound(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 3 * LIMIT_SECONDS)  # but where it is what is tested
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 3 * LIMIT_SECONDS)  # but where it is what is tested
     room_of(wire).bytes_max = BOUND
 
 
@@ -82,7 +82,7 @@ async def test_a_consumer_that_reads_gets_everything_beside_those_that_do_not(
 ):
     """The idle are ended for it, and what they held goes to others of their subscription."""
     idle = await idle_streams(wire, narrow)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(unread_room, "STALLED_SECONDS", 0.5)
     async with grpc.aio.insecure_channel(wire.server.grpc_address, options=OWN_CONNECTION) as channel:
         stub = Stub(channel)
         good = Stream(stub.Subscribe())
@@ -151,7 +151,7 @@ async def test_answers_to_receive_that_are_not_read_are_bounded(wire: Wire, monk
         assert 0 < room_of(wire).held <= BOUND
         (counts,) = (await wire.stats("t")).subscriptions
         assert counts.leased_messages * len(MESSAGE) <= BOUND, "what lacks room is with its subscription"
-        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+        monkeypatch.setattr(unread_room, "STALLED_SECONDS", 0.5)
         answer = await within(wire.consumer.Receive(request))
         assert [len(each.message.payload) for each in answer.deliveries] == [len(MESSAGE)]
         await within(reading)  # it was cut
@@ -175,9 +175,9 @@ async def test_repeated_answers_to_receive_that_are_not_read_are_bounded(wire: W
     await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
 
 
-async def fill(wire: Wire) -> unread.Unread:
+async def fill(wire: Wire) -> unread_room.StreamUnread:
     """Hold all room, as somebody else may, until it is closed; what answers before have is waited for."""
-    other = unread.Unread(wire.server._consumer._batch_rooms, lambda: "somebody", lambda: None)
+    other = unread_room.StreamUnread(wire.server._consumer._batch_rooms, lambda: "somebody", lambda: None)
     for room in wire.server._consumer._batch_rooms:
         room.bytes_max = BOUND
     await within(other.take(1))  # of the small room
@@ -210,7 +210,7 @@ async def test_repeated_receives_that_wait_for_room_are_bounded(wire: Wire, monk
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", attempt_id="a")
     assert (await within(wire.consumer.Receive(request))).deliveries
     other = await fill(wire)
-    monkeypatch.setattr(unread, "CALLS_BYTES_MAX", 0)
+    monkeypatch.setattr(unread_room, "CALLS_BYTES_MAX", 0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await within(wire.consumer.Receive(request))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

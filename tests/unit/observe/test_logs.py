@@ -23,7 +23,7 @@ from broker.observe.logs import (
     get_logger,
     show,
 )
-from tests.unit.rpc.test_unread import HandClock
+from tests.unit.rpc.test_unread_room import HandClock
 
 
 @pytest.fixture(autouse=True)

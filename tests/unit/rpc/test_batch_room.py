@@ -9,11 +9,11 @@ import pytest
 
 from broker.model import Array
 from broker.rpc.batch_room import StreamRoom, batch_rooms
-from broker.rpc.unread import UnreadRooms
+from broker.rpc.unread_room import UnreadRooms
 from broker.runtime.signal import Signal
 from broker.settings import KIB
 from broker.subscriptions.consumer import Consumer
-from tests.unit.rpc.test_unread import HandClock
+from tests.unit.rpc.test_unread_room import HandClock
 
 EACH = 2 * (64 * KIB + 128)
 """Bytes of room for a message of 64 KiB."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 from broker.rpc.calls import END_OF_STREAM
 from broker.rpc.loop_share import SMALL_BYTES, LoopShare
 from broker.rpc.reception import Begun
-from broker.rpc.unfinished import Arrivals
+from broker.rpc.unfinished_messages import Arrivals
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 

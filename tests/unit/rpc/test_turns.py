@@ -14,7 +14,7 @@ import pytest
 from broker.errors import LimitReached
 from broker.rpc import reception
 from broker.rpc.reception import BegunCall, CallKind, Places, Shares, Turns
-from broker.rpc.unfinished import UnfinishedMessages
+from broker.rpc.unfinished_messages import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 
 TURNS = 4

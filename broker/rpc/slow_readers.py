@@ -1,4 +1,6 @@
-"""Ends calls whose clients do not read, not even the status: gRPC has no way to, but to close the connection.
+"""Clients that do not read what they are sent, not even a status: their calls are ended with the connection.
+
+Who is to be ended, and when, `unread_room.py` says. gRPC has no other way to end such a call.
 
 The connection of a front has the calls of many clients. So a front gives each call that it passes on a tag, and asks
 once a second on every such connection, by a health probe, which of its calls to end; it has their clients' connections.

@@ -1,4 +1,7 @@
-"""Requests whose answers consumers have not read: bounded in frames and bytes for a stream, in bytes for all.
+"""Memory for what clients have not read yet: bounded in frames and bytes for a stream, in bytes for all of them.
+
+What is said here of answers to frames holds for the answers of calls (`call_room.py`) and for batches of messages
+(`batch_room.py`) too; each kind has rooms of its own.
 
     frame read --take--> at work, waits for the disk --answered--> waits to be written --release--> written
 
@@ -59,7 +62,7 @@ class UnreadRoom:
         self.bytes_max = ALL_BYTES_MAX if bytes_max is None else bytes_max
         self.round_bytes = ROUND_BYTES if round_bytes is None else round_bytes
         self.held = 0
-        self.streams: set[Unread] = set()
+        self.streams: set[StreamUnread] = set()
         self._clock = clock
         self._queue = FairQueue[_WaitingFrame]()
         self._left = self.round_bytes
@@ -184,7 +187,7 @@ class FrameRoom:
 
     __slots__ = ("_room", "_stream", "bytes")
 
-    def __init__(self, stream: Unread, room: UnreadRoom, bytes_: int) -> None:
+    def __init__(self, stream: StreamUnread, room: UnreadRoom, bytes_: int) -> None:
         self._stream = stream
         self._room = room
         self.bytes = bytes_
@@ -206,8 +209,8 @@ class FrameRoom:
             self.bytes = bytes_
 
 
-class Unread:
-    """Answers that one stream holds."""
+class StreamUnread:
+    """Part of the rooms that one stream or call holds."""
 
     def __init__(self, rooms: UnreadRooms, peer: Callable[[], str], end: Callable[[], None]) -> None:
         """`end` ends the stream, because its client does not read."""
@@ -262,11 +265,13 @@ class Unread:
         return place
 
     def give(self, room: UnreadRoom, bytes_: int) -> None:
+        """Give back bytes of one of its frames."""
         self._bytes[room] -= bytes_
         room.give(bytes_)
         self._freed.set()
 
     def leave(self, place: FrameRoom) -> None:
+        """Forget a frame whose answer was written, or never will be."""
         self._places.discard(place)
         self._answered.pop(place, None)
         self._freed.set()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from broker.errors import LimitReached
-from broker.rpc import unread
-from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
+from broker.rpc import unread_room
+from broker.rpc.unread_room import FrameRoom, StreamUnread, UnreadRooms
 from broker.settings import KIB, MIB
 
 
@@ -30,13 +30,13 @@ class World:
         self.rooms = UnreadRooms(self.clock)
         self.room = self.rooms.large
         self.room.bytes_max = 12 * MIB
-        self.ended: list[Unread] = []
+        self.ended: list[StreamUnread] = []
 
-    def stream(self, peer: str = "") -> Unread:
-        stream = Unread(self.rooms, lambda: peer, lambda: self.ended.append(stream))
+    def stream(self, peer: str = "") -> StreamUnread:
+        stream = StreamUnread(self.rooms, lambda: peer, lambda: self.ended.append(stream))
         return stream
 
-    async def full_stream(self) -> tuple[Unread, list[FrameRoom]]:
+    async def full_stream(self) -> tuple[StreamUnread, list[FrameRoom]]:
         """With as much as one may hold, in answers of 16 KiB."""
         stream = self.stream()
         places = [await stream.take(16 * KIB) for _ in range(256)]
@@ -47,7 +47,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(unread, "ROUND_BYTES", 1 << 40)  # but where it is what is tested
+    monkeypatch.setattr(unread_room, "ROUND_BYTES", 1 << 40)  # but where it is what is tested
     return World()
 
 
@@ -106,7 +106,7 @@ async def test_who_reads_in_time_or_waits_for_the_disk_is_not_ended(world: World
     working = [await idle.take(16 * KIB) for _ in range(256)]  # at work: nobody could have read an answer
     await world.full_stream()
     task = await waiting(world, MIB)
-    world.clock.seconds += unread.STALLED_SECONDS - 0.1
+    world.clock.seconds += unread_room.STALLED_SECONDS - 0.1
     world.room._look()
     assert world.ended == []
     for place in places:
@@ -216,7 +216,7 @@ async def test_connections_get_room_in_turn(world: World):
 
 
 async def test_a_round_of_the_loop_gives_out_a_bounded_amount(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unread, "ROUND_BYTES", 2 * MIB)
+    monkeypatch.setattr(unread_room, "ROUND_BYTES", 2 * MIB)
     world = World()
     world.room.bytes_max = 1 << 40
     rounds: list[int] = []
@@ -238,7 +238,7 @@ async def test_a_round_of_the_loop_gives_out_a_bounded_amount(monkeypatch: pytes
 
 async def test_requests_of_calls_that_wait_are_bounded(world: World):
     with (
-        world.rooms.waiting_call(unread.CALLS_BYTES_MAX),
+        world.rooms.waiting_call(unread_room.CALLS_BYTES_MAX),
         pytest.raises(LimitReached),
         world.rooms.waiting_call(1),
     ):

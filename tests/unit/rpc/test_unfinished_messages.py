@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from broker.rpc.unfinished import Arrivals, UnfinishedMessages
+from broker.rpc.unfinished_messages import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 from broker.runtime.connections import Peer, ReceiveCounters
 

@@ -1,4 +1,4 @@
-"""Later messages of streams that have begun to arrive are bounded in total.
+"""Messages of which only a part has arrived, after the first one of a stream: bounded in total.
 
 gRPC takes in a message for whoever reads, up to the greatest request, and says nothing of what has come before it is
 whole. It has one limit of a message for all methods, and none for all connections. The kernel counts what has arrived

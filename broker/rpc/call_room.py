@@ -1,9 +1,9 @@
-"""Calls whose answers may be large share the room of answers that are not read with the streams.
+"""Room for the answers of calls that may be large: the same rooms as those of streams (`unread_room.py`).
 
 An answer of a call is given to gRPC whole, and waits there until its client reads it. The call has ended once it was
-read, so until then its room is held. Where others wait for it, the call is ended (`unread_clients.py`): gRPC has no way
+read, so until then its room is held. Where others wait for it, the call is ended (`slow_readers.py`): gRPC has no way
 to take back an answer. Requests that wait for room are bounded in bytes; of streams the unfinished messages are
-(`unfinished.py`).
+(`unfinished_messages.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from broker.rpc.slow_readers import end_client, when_over
 from broker.rpc.status import Context
-from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
-from broker.rpc.unread_clients import end_client, when_over
+from broker.rpc.unread_room import FrameRoom, StreamUnread, UnreadRooms
 
 
 async def answer_within(
@@ -28,7 +28,7 @@ async def answer_within(
     `work` may shrink the room once it knows more.
     Raises LimitReached, before the work, if too much waits for room already.
     """
-    unread = Unread(rooms, context.peer, partial(end_client, context))
+    unread = StreamUnread(rooms, context.peer, partial(end_client, context))
     is_answered = False
     try:
         if (place := unread.take_nowait(bytes_max)) is None:

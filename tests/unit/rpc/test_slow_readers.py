@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from broker.rpc import unread_clients
+from broker.rpc import slow_readers
 from broker.rpc.call_metadata import DIRECT
-from broker.rpc.unread_clients import FRONT_SECONDS, end_client, ending_client, tag_of, tell_unread
+from broker.rpc.slow_readers import FRONT_SECONDS, end_client, ending_client, tag_of, tell_unread
 from broker.runtime.connections import Peer, peer_of
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -68,11 +68,11 @@ class Closer:
 @pytest.fixture
 def closer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closer]:
     made = Closer()
-    monkeypatch.setattr(unread_clients, "cut_connections", made)
-    monkeypatch.setattr(unread_clients, "_closing", set())
+    monkeypatch.setattr(slow_readers, "cut_connections", made)
+    monkeypatch.setattr(slow_readers, "_closing", set())
     yield made
-    assert not unread_clients._named
-    assert not unread_clients._closing
+    assert not slow_readers._named
+    assert not slow_readers._closing
 
 
 def in_sim(work: Callable[[], Any]) -> None:
