@@ -86,7 +86,9 @@ class Session:
         self._epoch = epoch
         self._ids_max = broker.config.tuning.ack_entries_max
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
-        self._claims: deque[tuple[bytes, FrameRoom | None]] = deque()  # told only while the state is owned
+        self._owner_answers: deque[tuple[bytes, FrameRoom | None]] = (
+            deque()
+        )  # given only while the state is owned
         self._answer_room = StreamUnread(rooms, context.peer, self._stall)
         self._batch_room = StreamRoom(batch_rooms, context.peer, self._stall, consumer, subscription.work)
         self._owns = broker.ownership.holds
@@ -188,7 +190,7 @@ class Session:
     async def _answer_frame(self, work: _Work, place: FrameRoom) -> None:
         answer, is_recorded = await work()
         place.answered(len(answer))
-        (self._answers if is_recorded else self._claims).append((answer, place))
+        (self._answers if is_recorded else self._owner_answers).append((answer, place))
         self._consumer.wakeup.set()
 
     def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> _Work | None:
@@ -271,8 +273,8 @@ class Session:
             consumer.wakeup.clear()
             while self._answers:
                 await self._write(*self._answers.popleft())
-            while self._claims and self._owns():
-                await self._write(*self._claims.popleft())
+            while self._owner_answers and self._owns():
+                await self._write(*self._owner_answers.popleft())
             if self._failure is not None:
                 raise self._failure
             if consumer.closed_because is not None:
@@ -288,7 +290,7 @@ class Session:
                 await self._write(frame, place)
                 continue
             finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
-            if finished and not (self._in_flight or self._answers or self._claims):
+            if finished and not (self._in_flight or self._answers or self._owner_answers):
                 return
             await self._wait_work()
 
@@ -316,8 +318,8 @@ class Session:
 
     def _queue_heartbeat(self) -> None:
         # What would be told late is told of another time: without the state there is no heartbeat.
-        if self._owns() and not self._claims:
-            self._claims.append((self._heartbeat().SerializeToString(), None))
+        if self._owns() and not self._owner_answers:
+            self._owner_answers.append((self._heartbeat().SerializeToString(), None))
         self._consumer.wakeup.set()
 
     def _heartbeat(self) -> consumer_pb2.SubscribeResponse:

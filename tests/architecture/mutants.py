@@ -327,8 +327,8 @@ MUTANTS = {
     ),
     "a stream ends before its acks are confirmed": Mutant(
         "broker/rpc/session.py",
-        "            if finished and not (self._in_flight or self._answers or self._claims):",
-        "            if finished and not (self._answers or self._claims):",
+        "            if finished and not (self._in_flight or self._answers or self._owner_answers):",
+        "            if finished and not (self._answers or self._owner_answers):",
         "tests/wire/test_subscribe.py::test_acks_under_way_at_a_half_close_are_confirmed_before_the_stream_ends",
     ),
     "what is left as the broker leaves counts as an attempt": Mutant(

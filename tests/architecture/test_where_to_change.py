@@ -1,4 +1,4 @@
-"""The tables of CONTRIBUTING.md and of tests/README.md name places that exist."""
+"""The tables of CONTRIBUTING.md, ARCHITECTURE.md and tests/README.md name places that exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def section(title: str) -> str:
@@ -20,7 +21,8 @@ TABLE = section("Where to change what")
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if re.match(r"\| [a-z]", line)][1:]
 PATH = re.compile(r"`([\w.-]+/[\w./-]+)`(?: `([A-Z_a-z][\w.]*)`)?")
 TESTS = (ROOT / "tests" / "README.md").read_text()
-PLACES = sorted({*PATH.findall(TABLE + section("Where to begin a test") + TESTS)})
+READ_ALONG = ARCHITECTURE.split("\nTo read along", 1)[1].split("\n## ", 1)[0]
+PLACES = sorted({*PATH.findall(TABLE + section("Where to begin a test") + TESTS + READ_ALONG)})
 
 
 def names_of(path: Path) -> set[str]:
