@@ -86,9 +86,8 @@ class Session:
         self._epoch = epoch
         self._ids_max = broker.config.tuning.ack_entries_max
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
-        self._owner_answers: deque[tuple[bytes, FrameRoom | None]] = (
-            deque()
-        )  # given only while the state is owned
+        # Given only while the state is owned.
+        self._owner_answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._answer_room = StreamUnread(rooms, context.peer, self._stall)
         self._batch_room = StreamRoom(batch_rooms, context.peer, self._stall, consumer, subscription.work)
         self._owns = broker.ownership.holds
