@@ -11,7 +11,19 @@ import pytest
 
 from broker.storage.blocks import HEADER_BYTES
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
-from tests.wire.conftest import Id, Message, Serve, Stream, Wire, batch, eventually, ids_of, sets, within
+from tests.wire.conftest import (
+    Id,
+    Message,
+    Refusal,
+    Serve,
+    Stream,
+    Wire,
+    batch,
+    eventually,
+    ids_of,
+    sets,
+    within,
+)
 
 SECRET = b"pin 4711"
 FULL = message_pb2.MESSAGE_VIEW_FULL
@@ -169,7 +181,8 @@ async def test_answers_about_a_damaged_message_say_nothing_of_the_server(wire: W
         try:
             told.append(await within(call(request)))
         except grpc.aio.AioRpcError as error:
-            told.append((error.code().name, error.details(), error.trailing_metadata()))
-    codes = [each[0] for each in told if isinstance(each, tuple)]
-    assert codes == ["DATA_LOSS", "DATA_LOSS", "ALREADY_EXISTS"]
+            refusal = Refusal.of_error(error)
+            told.append((refusal.code.name, refusal.reason, error.details(), error.trailing_metadata()))
+    refused = [each[:2] for each in told if isinstance(each, tuple)]
+    assert refused == [("DATA_LOSS", "CORRUPT")] * 2 + [("ALREADY_EXISTS", "SCHEDULE_KEY_TAKEN")]
     says_nothing_of_the_server(wire, told)

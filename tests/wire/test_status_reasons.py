@@ -13,6 +13,7 @@ from broker.rpc.status import _CODES
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+|-) \|", re.MULTILINE)
+NAMED = re.compile(r"""["']([A-Z_]+)\b""")
 
 COMPUTED = {
     "f'{name.upper()}_TOO_LARGE'": ["PAYLOAD", "KEY", "SCHEDULE_KEY", "PROPERTIES", "TRACEPARENT"],
@@ -69,3 +70,9 @@ def test_every_reason_is_in_the_table_and_every_row_is_a_reason():
 def test_every_reason_has_the_status_of_its_row():
     rows = dict(ROW.findall((ROOT / "docs/errors.md").read_text()))
     assert {reason: {status} for reason, status in rows.items()} == given()
+
+
+def test_every_reason_is_named_by_a_test():
+    """A reason that no test names may be given where another one belongs."""
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__).resolve()]
+    assert set(given()) - {word for text in texts for word in NAMED.findall(text)} == set()

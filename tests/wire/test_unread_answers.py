@@ -166,6 +166,7 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     assert len(room_of(wire).streams) <= 2
     ended = {await call.code() for call in calls if call.done()}
     assert ended <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert wire.broker.counters.refusals.keys() == {"ANSWERS_NOT_READ"}
     assert resident_bytes() - before < 150 * MIB
     for channel in channels:
         await channel.close(None)

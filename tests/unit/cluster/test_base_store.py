@@ -427,8 +427,9 @@ async def test_the_two_newest_bases_stay_and_old_ones_go_with_their_chunks() -> 
         scene.clock.ms += HOUR_MS
     own = {base.name: await a_chunk(scene, base, "alive") for base in made}
     for base in made:
-        with pytest.raises(Refused, match="cannot be deleted yet: a broker's two newest"):
+        with pytest.raises(Refused, match="cannot be deleted yet: a broker's two newest") as caught:
             await scene.bases.remove(base.name)
+        assert caught.value.reason == "BACKUP_KEPT"
     assert await scene.bases.prune("one", 1, 0) == []
     scene.clock.ms += REST_MS
     assert await scene.bases.prune("two", 1, 0) == []

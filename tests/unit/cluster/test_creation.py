@@ -43,14 +43,16 @@ async def check_logs(store: ObjectStore, cluster: Cluster) -> None:
 
 
 async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
-    with pytest.raises(NotFound, match="There is no cluster in file://"):
+    with pytest.raises(NotFound, match="There is no cluster in file://") as missing:
         await read_cluster(store)
+    assert missing.value.reason == "CLUSTER_NOT_FOUND"
     cluster = await create_cluster(store, 3, LEASE_MS)
     assert (cluster.shards, cluster.owner_lease_ms, cluster.format) == (3, LEASE_MS, 1)
     assert await read_cluster(store) == cluster
     await check_logs(store, cluster)
-    with pytest.raises(AlreadyExists, match="already contains a cluster"):
+    with pytest.raises(AlreadyExists, match="already contains a cluster") as caught:
         await create_cluster(store, 3, LEASE_MS)
+    assert caught.value.reason == "CLUSTER_EXISTS"
 
 
 async def test_wherever_its_making_is_cut_it_can_be_made_whole(store: FaultyStore) -> None:
@@ -93,14 +95,18 @@ async def test_a_making_that_was_begun_with_other_numbers_is_refused(store: Faul
     store.create_faults.extend([None, CreateFault.REQUEST_LOST])
     with pytest.raises(StoreFailed):
         await create_cluster(store, 3, LEASE_MS)
-    with pytest.raises(Refused, match="a cluster with 3 shards and an owner lease of 4000 ms was begun"):
+    with pytest.raises(
+        Refused, match="a cluster with 3 shards and an owner lease of 4000 ms was begun"
+    ) as caught:
         await create_cluster(store, 4, LEASE_MS)
+    assert caught.value.reason == "CLUSTER_BEGUN"
 
 
 async def test_a_store_that_only_says_exists_is_refused(store: FaultyStore) -> None:
     store.create_faults.extend([CreateFault.SAYS_EXISTS] * 100)
-    with pytest.raises(Refused, match="does not return it"):
+    with pytest.raises(Refused, match="does not return it") as caught:
         await create_cluster(store, 1, LEASE_MS)
+    assert caught.value.reason == "CLUSTER_STORE_UNSOUND"
 
 
 def test_a_cluster_is_read_as_it_was_written() -> None:

@@ -90,6 +90,7 @@ async def test_whoever_finds_another_ones_group_is_fenced(
     store.create_faults.append(fault)
     with pytest.raises(Fenced, match="Node 'b' stored a group of epoch 2") as caught:
         await append(first, b"from a zombie")
+    assert caught.value.reason == "JOURNAL_FENCED"
     assert caught.value.facts == {"node": "b", "epoch": 2}
     await store.arrive()
     await append(second, b"from the owner")

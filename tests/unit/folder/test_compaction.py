@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Fenced, InvalidRequest, NotFound, Refused
+from broker.errors import Fenced, InvalidRequest, LimitReached, NotFound, Refused
+from broker.folder import compaction_leases
 from broker.folder.compaction_values import Lease
 from broker.jobs import rewrite as module
 from broker.model import Position
@@ -450,6 +451,26 @@ async def _work_badly(node: Node, lease: Lease) -> Outputs:
         changed.live_entries = live_entries
 
 
+def test_compactions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compaction_leases, "LEASES_MAX", 2)
+
+    async def scenario(node: Node) -> Node:
+        await fill(node, 3)
+        first, second, third = await ledger_ids(node)
+        leases = [await begin(node, ledgers=[each]) for each in (first, second)]
+        with pytest.raises(LimitReached) as caught:
+            await begin(node, ledgers=[third])
+        assert caught.value.reason == "TOO_MANY_COMPACTIONS"
+        ended = leases.pop()
+        await node.broker.compactions.abort(ended.compaction_id, ended.epoch)
+        leases.append(await begin(node, ledgers=[third]))
+        for lease in leases:
+            await node.broker.compactions.abort(lease.compaction_id, lease.epoch)
+        return node
+
+    run(scenario)
+
+
 def test_outputs_of_nothing_leased_are_refused():
     async def scenario(node: Node) -> Node:
         await fill(node, 2)
@@ -462,8 +483,9 @@ def test_outputs_of_nothing_leased_are_refused():
             Outputs((LedgerOutput(first, 1, 1, 40),) * 2),
             Outputs(has_bucket=True),
         ):
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(InvalidRequest) as caught:
                 await desk.commit(lease.compaction_id, lease.epoch, outputs)
+            assert caught.value.reason == "COMPACTION_OUTPUT_INVALID"
         missing = await desk.commit(
             lease.compaction_id, lease.epoch, Outputs((LedgerOutput(first, 1, 1, 40),))
         )

@@ -232,8 +232,9 @@ def test_a_marker_that_cannot_be_read_is_no_missing_one(folder: str, marker: byt
 
 def test_commands_on_the_folder_around_name_the_folders_within(folder: str) -> None:
     open_shard_folders(VFS, folder, 2).close()
-    with pytest.raises(Refused, match=r"shard-0000 to .*shard-0001"):
+    with pytest.raises(Refused, match=r"shard-0000 to .*shard-0001") as caught:
         refuse_shard_folders(VFS, folder)
+    assert caught.value.reason == "SHARD_NOT_NAMED"
     refuse_shard_folders(VFS, shard_folder(folder, 0))
     done = CliRunner().invoke(main, ["serve", f"--data-dir={folder}"])
     assert done.exit_code == 1, done.output

@@ -99,6 +99,25 @@ def test_a_thread_outlives_the_loop_that_asked(thread: StepThread):
     assert asyncio.run(ask_again()) == 0
 
 
+def test_what_a_closed_loop_waited_for_holds_up_no_other_loop(thread: StepThread):
+    """Its future cannot be settled any more: telling who waited raises."""
+    may_end = threading.Event()
+    told: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        begin_step(thread, may_end.wait).add_done_callback(lambda _: None)
+
+    async def ask_again() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        step = begin_step(thread, int)
+        may_end.set()
+        return await asyncio.wait_for(step, 10)
+
+    asyncio.run(ask())
+    assert asyncio.run(ask_again()) == 0
+    assert told == []
+
+
 async def test_shutdown_waits_for_the_steps_that_were_begun():
     thread, may_end = StepThread("steps-of-a-test"), threading.Event()
     ran: list[int] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from broker.config import load_config
@@ -70,3 +73,15 @@ def test_the_last_ports_are_taken_or_not_needed() -> None:
 def test_systemd_is_told_by_the_supervisor_alone() -> None:
     given = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "POSTDATE_LEASE_MS": "5"}
     assert child_environ(given) == {"POSTDATE_LEASE_MS": "5"}
+
+
+def test_a_process_whose_supervisor_ended_before_it_began_serves_nothing() -> None:
+    """Not a signal of the kernel, which is for a supervisor that ends later."""
+    program = (
+        "from broker.errors import Fenced\n"
+        "from broker.shards.shard_process import end_with\n"
+        "try:\n    end_with(supervisor_pid=0)\n"
+        "except Fenced as error:\n    print(error.reason)\n"
+    )
+    ended = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["NO_SUPERVISOR"]

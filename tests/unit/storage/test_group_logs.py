@@ -173,8 +173,9 @@ async def test_an_index_gets_one_group(store: Store) -> None:
     await append_group(log, 3)
     # One that is taken, in the middle of a group, or beyond the first that is free.
     for index in (first, first + 1, first + 2, first + 4):
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced) as caught:
             await log.append(index, [(2, [b"another"], 7)])
+        assert caught.value.reason == "JOURNAL_FENCED"
     await append(log, 1)
     assert lsns(await store.open()) == list(range(first, first + 4))
 
