@@ -179,6 +179,8 @@ async def test_right_that_is_withdrawn_for_a_topic_ends_batches_of_an_open_produ
         await within(call_.write(batch(topic, b"x")))
         answer = await within(call_.read())
         assert (Refusal.of(answer.error).reason if answer.HasField("error") else "") == reason
+    files.access("")  # no grants at all
+    assert (await refused(_read_on(call_))).reason == "PERMISSION_DENIED"
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

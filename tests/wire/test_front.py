@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -289,6 +290,15 @@ async def test_deadlines_and_metadata_are_passed_on_both_ways(recorder: Recorder
     assert dict(await call.trailing_metadata()) == {"x-trail": "1", "x-bytes-bin": b"\x00\xff"}
     await within(node.wire.raw("/postdate.v1.AdminService/ListTopics")(b"\x08\x01"))
     assert recorder.left_seconds is None
+
+
+async def test_what_only_fronts_say_is_not_passed_on_for_a_client():
+    """A front says it for itself: which call this is, and for which shard."""
+    connections, call = OwnerConnections(cast(Any, None), 65_536, shard=1), ForwardedCall()
+    forged = (("authorization", "Bearer t"), (call_metadata.DIRECT, "f0"), (call_metadata.SHARD, "0"))
+    context: Any = SimpleNamespace(invocation_metadata=lambda: forged)
+    own = ((call_metadata.DIRECT, call.tag), (call_metadata.SHARD, "1"))
+    assert connections.metadata_for(context, call) == (forged[0], *own)
 
 
 async def test_more_calls_than_one_connection_takes(wire: Wire, face: Face, monkeypatch: pytest.MonkeyPatch):

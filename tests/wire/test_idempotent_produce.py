@@ -208,21 +208,22 @@ async def test_only_so_many_producers(serve: Serve):
     await wire.produce("t", b"without ids", producer_name="c")
     await policy(wire, dedup_window_ms=1)
 
-    async def taken() -> None:
+    async def taken(producer: str) -> Answer:
         while True:
             try:
-                await send(wire, 1, producer="c")
+                return await send(wire, 1, producer=producer)
             except grpc.aio.AioRpcError as error:
                 refusal = Refusal.of_error(error)
-            else:
-                return
             assert refusal.reason == "TOO_MANY_PRODUCERS"
 
-    await within(taken())
+    await within(taken("c"))
     # a was idle longest, as what it repeated was not stored.
     await policy(wire, dedup_window_ms=600_000)
     assert (await send(wire, 1, producer="b")).ids[0].duplicate
     assert (await refused(wire.producer.Produce(asked(1, producer="a")))).reason == "TOO_MANY_PRODUCERS"
+    # Nothing is known of a name that was forgotten: what it repeats is stored again.
+    await policy(wire, dedup_window_ms=1)
+    assert not (await within(taken("a"))).ids[0].duplicate
 
 
 async def test_only_so_much_memory_for_all_topics(serve: Serve):

@@ -84,6 +84,22 @@ async def test_a_nack_and_a_lease_that_ends_count_while_it_is_paused(wire: Wire)
     assert await stream.ack([nacked, held]) == []
 
 
+async def test_what_expires_while_it_is_paused_is_not_delivered(wire: Wire):
+    stream = await wire.subscribe("t", permits=1)
+    (held,) = await wire.produce("t", b"held")
+    await stream.deliveries(1)
+    await pause(wire)
+    await stream.send(permits=consumer_pb2.Permits(messages=10))
+    _, lasting = await wire.produce("t", Message(payload=b"expires", ttl_ms=1), Message(payload=b"lasts"))
+    assert await stream.extend([held], 60_000) == []
+    published_ms = now_ms()
+    await eventually(lambda: now_ms() > published_ms + 1)
+    await resume(wire)
+    assert ids_of(await stream.deliveries(1)) == [lasting]
+    await stream.stays_quiet()
+    assert await stream.ack([held, lasting]) == []
+
+
 async def test_receive_on_a_paused_subscription_returns_empty_after_its_wait(wire: Wire):
     await wire.create_subscription("t", initial_position=EARLIEST)
     await wire.produce("t", b"1")
