@@ -5,10 +5,10 @@ So it is as wide as the page and its text stays crisp, on a phone as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.web.calendar_window import CalendarWindow, group
+from broker.web.calendar_window import CalendarWindow
 
 SERIES_MAX = 5
 """Topics with a colour of their own; the others share one."""
@@ -17,6 +17,17 @@ _HEIGHT = 260
 _BAR_MIN = 3.0
 _PART_MIN = 0.05
 _LABELS_MAX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DueBars:
+    """Messages of each bar of a window."""
+
+    topics: Mapping[str, Sequence[int]]
+    """Those with a colour of their own, the same in every window."""
+    others: Sequence[int]
+    other_topics: int
+    """Topics that the others are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +78,35 @@ class Chart:
     total: int
 
 
-def draw(
-    window: CalendarWindow,
-    counted: Mapping[str, Sequence[tuple[int, int]]],
+def stack(
+    counted: Iterable[tuple[str, Sequence[int]]],
     coloured: Sequence[str],
-    now_ms: int,
-    height: int = _HEIGHT,
-) -> Chart:
-    """The chart of what was counted, by topic; `coloured` topics have a colour of their own, the same everywhere."""
-    series = {name: place for place, name in enumerate(sorted(coloured[:SERIES_MAX]))}
-    stacked: dict[int, list[int]] = {}
-    others = 0
-    for name in sorted(counted):
-        totals = group(window, counted[name])
-        if not sum(totals):
-            continue
-        place = series.get(name, SERIES_MAX)
-        others += place == SERIES_MAX
-        held = stacked.setdefault(place, [0] * len(totals))
-        stacked[place] = [a + b for a, b in zip(held, totals, strict=True)]
-    stacks = sorted(stacked.items())
-    names = {place: name for name, place in series.items()}
+    others: Sequence[DueBars],
+    bars: int,
+) -> DueBars:
+    """Return what was counted, by topic, in so many bars.
+
+    The first `coloured` topics have a colour of their own. `others`: bars that hold more of those without one.
+    """
+    topics: dict[str, Sequence[int]] = {name: [0] * bars for name in coloured[:SERIES_MAX]}
+    rest = [0] * bars
+    for part in others:
+        rest = [a + b for a, b in zip(rest, part.others, strict=True)]
+    other_topics = sum(part.other_topics for part in others)
+    for name, totals in counted:
+        if name in topics:
+            topics[name] = totals
+        elif sum(totals):
+            rest = [a + b for a, b in zip(rest, totals, strict=True)]
+            other_topics += 1
+    return DueBars(topics, rest, other_topics)
+
+
+def draw(window: CalendarWindow, due: DueBars, now_ms: int, height: int = _HEIGHT) -> Chart:
+    """The chart of the messages due in a window."""
+    names = dict(enumerate(sorted(due.topics)))
+    series = [(place, due.topics[name]) for place, name in names.items()] + [(SERIES_MAX, due.others)]
+    stacks = [(place, heights) for place, heights in series if sum(heights)]
     bar_count = len(window.starts_ms) - 1
     totals = [sum(stack[1][bar] for stack in stacks) for bar in range(bar_count)]
     top = nice_ceiling(max(totals, default=0))
@@ -123,7 +142,7 @@ def draw(
             if top * part % 4 == 0
         ],
         series=[(place, names.get(place, ""), sum(heights)) for place, heights in stacks],
-        others=others,
+        others=due.other_topics,
         now_x=_now_x(window, now_ms),
         total=sum(totals),
     )

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from broker.web.calendar_window import UNITS, window
 from broker.web.dead_letters import list_letters
 from broker.web.overview import look_over
+from broker.web.refusals import PageRefusal
+from broker.web.scheduled import asked_search, list_scheduled
 from broker.web.site import PageRoute, Visit, route
+from broker.web.storage import list_storage
+from broker.web.timeline import count_window, look_ahead
 from broker.web.topics import asked_topics, list_topics
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 OVERVIEW, TOPICS, DEAD_LETTERS = "/figures", "/figures/topics", "/figures/dead-letters"
+TIMELINE, AHEAD, SCHEDULED = "/figures/timeline", "/figures/ahead", "/figures/scheduled"
+STORAGE = "/figures/storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,27 @@ async def _show_letters(visit: Visit) -> web.Response:
     return _json(await list_letters(visit.broker))
 
 
+async def _show_timeline(visit: Visit) -> web.Response:
+    unit, start = visit.query.get("unit", ""), visit.query.get("start_ms", "")
+    if not (unit in UNITS and start.isascii() and start.isdigit() and len(start) < 16):
+        raise PageRefusal("That is no window.")
+    topics = list(visit.broker.registry.topics.values())
+    return _json(await count_window(visit, topics, window(unit, int(start))))
+
+
+async def _show_ahead(visit: Visit) -> web.Response:
+    return _json(await look_ahead(visit, list(visit.broker.registry.topics.values())))
+
+
+async def _show_scheduled(visit: Visit) -> web.Response:
+    listed, _ = await list_scheduled(visit, asked_search(visit))
+    return _json(listed)
+
+
+async def _show_storage(visit: Visit) -> web.Response:
+    return _json(await list_storage(visit.broker))
+
+
 def _json(figures: DataclassInstance) -> web.Response:
     return web.json_response(asdict(figures))
 
@@ -96,4 +124,8 @@ FIGURE_ROUTES: list[PageRoute] = [
     route("GET", OVERVIEW, _show_overview),
     route("GET", TOPICS, _show_topics),
     route("GET", DEAD_LETTERS, _show_letters),
+    route("GET", TIMELINE, _show_timeline),
+    route("GET", AHEAD, _show_ahead),
+    route("GET", SCHEDULED, _show_scheduled),
+    route("GET", STORAGE, _show_storage),
 ]

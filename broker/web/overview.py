@@ -20,8 +20,9 @@ from broker.topics.counts import SubscriptionCounts
 from broker.topics.dead_letter_frames import HOLDER_NAME
 from broker.topics.topic import Topic
 from broker.web.calendar_window import window
+from broker.web.chart import draw
 from broker.web.site import Visit
-from broker.web.timeline import bar_links, chart_of
+from broker.web.timeline import bar_links, count_window
 
 ATTENTION_MAX = 8
 DELIVERED_EARLY = "delivered before its time: this must never happen"
@@ -101,7 +102,7 @@ async def show_overview(visit: Visit) -> web.Response:
     journal = broker.journal.stats()
     counters = broker.counters
     shown = window("hour", now_ms)
-    counted, chart = await chart_of(visit, list(broker.registry.topics.values()), shown, height=150)
+    due = await count_window(visit, list(broker.registry.topics.values()), shown)
     return await visit.page(
         "overview.html",
         totals=totals,
@@ -125,9 +126,9 @@ async def show_overview(visit: Visit) -> web.Response:
         free_bytes=broker.disk_free_bytes,
         reserve_bytes=broker.config.disk_reserve_bytes,
         backup_ms=counters.backup_last_ms,
-        chart=chart,
+        chart=draw(shown, due.bars, now_ms, height=150),
         link_of=bar_links(shown, visit.scope("")),
-        tally=counted,
+        tally=due,
     )
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Position
 from broker.topics.message_look import look_at
@@ -20,12 +21,12 @@ from broker.topics.stored_message import StoredMessage, read_message
 from broker.topics.topic import Topic
 from broker.web.refusals import PageRefusal
 from broker.web.search import Search, form_time
-from broker.web.site import Visit, parse_position, see_other
+from broker.web.site import Missing, Visit, parse_position, see_other
 
-_PAGE = 50
+SCHEDULED_PAGE = 50
 _TOPICS_MERGED = 50
 """Without a topic the next messages are shown of so many topics: those whose turn comes first."""
-_TOPICS_OFFERED = 500
+TOPICS_OFFERED = 500
 _PREVIEW_CHARS = 120
 _PAYLOAD_SHOWN = 64 << 10
 _HEX_SHOWN = 4 << 10
@@ -47,36 +48,71 @@ class Row:
     preview: str
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledList:
+    """A page of the list of scheduled messages."""
+
+    rows: Sequence[Row]
+    counted: tuple[int, bool] | None
+    """Number of messages in the list, and whether that is exact; None where only reading them would tell."""
+    topics: Sequence[str]
+    """Topics to choose from."""
+
+
 async def show_scheduled(visit: Visit) -> web.Response:
     """GET /scheduled?topic=&id=&key=&prefix=&from=&until=&after="""
-    broker = visit.broker
-    search = Search.of(visit.query)
-    if search.topic and (search.id or search.key):
-        return await _find_one(visit, search)
+    search = asked_search(visit)
     if search.id or search.key:
+        return await _find_one(visit, search)
+    return await page_of_scheduled(visit, search, *await list_scheduled(visit, search))
+
+
+def asked_search(visit: Visit) -> Search:
+    search = Search.of(visit.query)
+    if (search.id or search.key) and not search.topic:
         raise PageRefusal("An id or a key belongs to a topic: choose one.")
+    return search
+
+
+async def list_scheduled(visit: Visit, search: Search) -> tuple[ScheduledList, Key | None]:
+    """Return a page of the list, and where the next one begins."""
+    broker = visit.broker
     following = None
     if search.topic:
         topic = broker.registry.topic(search.topic)
         topics = [topic]
-        page = await topic.schedule.page(search.due, search.prefix, search.after, _PAGE)
+        page = await topic.schedule.page(search.due, search.prefix, search.after, SCHEDULED_PAGE)
         listed = [(topic.name, entry) for entry in page.scheduled]
         following = page.next
     else:
         topics = list(broker.registry.topics.values())
         listed = await _first_of_all(topics, search)
     counted = await _count(visit, topics, search)
+    rows = await asyncio.to_thread(_rows, listed)
+    offered = nsmallest(TOPICS_OFFERED, broker.registry.by_name)
+    return ScheduledList(rows, counted, offered), following
+
+
+async def page_of_scheduled(
+    visit: Visit,
+    search: Search,
+    listed: ScheduledList,
+    following: Key | None = None,
+    missing: Sequence[Missing] = (),
+) -> web.Response:
+    """`following`: where the next page begins. `missing`: what the list lacks."""
     return await visit.page(
         "scheduled.html",
         search=search,
         start=form_time(search.start_ms),
         end=form_time(search.end_ms),
-        topics=offered_topics(visit),
-        rows=await asyncio.to_thread(_rows, listed),
-        counted=counted,
+        topics=listed.topics,
+        rows=listed.rows,
+        counted=listed.counted,
         next_link=search.link(following) if following is not None else "",
         first_link=search.link() if search.after is not None else "",
-        is_capped=not search.topic and len(listed) == _PAGE,
+        is_capped=not search.topic and len(listed.rows) == SCHEDULED_PAGE,
+        missing=missing,
     )
 
 
@@ -98,11 +134,6 @@ async def show_message(visit: Visit) -> web.Response:
         size=len(looked.frame),
         at=form_time(looked.deliver_at_ms),
     )
-
-
-def offered_topics(visit: Visit) -> list[str]:
-    """Topics to choose from; of more than can be offered, the first ones by name."""
-    return nsmallest(_TOPICS_OFFERED, visit.broker.registry.by_name)
 
 
 def message_link(topic: str, position: Position) -> str:
@@ -143,9 +174,9 @@ async def _first_of_all(topics: Sequence[Topic], search: Search) -> list[tuple[s
     soonest = nsmallest(_TOPICS_MERGED, waiting, key=lambda topic: topic.index.next_due_ms() or 0)
     listed: list[tuple[str, Scheduled]] = []
     for topic in soonest:
-        page = await topic.schedule.page(search.due, search.prefix, None, _PAGE)
+        page = await topic.schedule.page(search.due, search.prefix, None, SCHEDULED_PAGE)
         listed += [(topic.name, entry) for entry in page.scheduled]
-    return nsmallest(_PAGE, listed, key=lambda row: (row[1].deliver_at_ms, row[0], row[1].position))
+    return nsmallest(SCHEDULED_PAGE, listed, key=lambda row: (row[1].deliver_at_ms, row[0], row[1].position))
 
 
 def _rows(listed: Sequence[tuple[str, Scheduled]]) -> list[Row]:

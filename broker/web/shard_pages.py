@@ -24,12 +24,14 @@ from aiohttp import web
 
 from broker.errors import Unavailable
 from broker.topic_shards import shard_of
-from broker.web import audit, dead_letters, figures, topics
+from broker.web import audit, dead_letters, figures, scheduled, storage, timeline, topics
+from broker.web.calendar_window import window
+from broker.web.chart import DueBars
 from broker.web.guard import LOGIN_HEADER, NOTED_HEADER, SHARD_HEADER
 from broker.web.overview import ATTENTION_MAX, DELIVERED_EARLY
 from broker.web.refusals import PageRefusal
 from broker.web.routes import ROUTES
-from broker.web.site import Handler, Missing, PageRoute, Visit, local_path, route
+from broker.web.site import Handler, Missing, PageRoute, Visit, local_path, parse_position, route
 
 _PAGE_SECONDS = 55.0
 """Time for a shard to answer: less than a request may take."""
@@ -37,8 +39,8 @@ _FIGURES_SECONDS = 5.0
 """Time for the figures of a shard; a page of all shards is made without those that do not come."""
 _STATES = ("bad", "waiting", "late", "good")
 """The worst first."""
-_SHARD_PAGE = {"/timeline": "Timeline", "/scheduled": "Scheduled", "/storage": "Storage"}
-"""Pages of each shard by itself, of those that name no topic."""
+_MAY_NAME_TOPIC = ("/timeline", "/scheduled")
+"""Pages of all topics, or of the one that the address names."""
 _PASSED_HEADERS = ("Content-Type", "Content-Security-Policy", "Location", "Retry-After")
 T = TypeVar("T")
 Note = tuple[str, str, str]
@@ -75,15 +77,15 @@ def front_routes() -> list[PageRoute]:
 def _passing(page: PageRoute) -> Handler:
     is_get = page.method == "GET"
     of_all = _OF_ALL.get(page.template) if is_get else None
-    own = _choose_shard if is_get and page.template in _SHARD_PAGE else of_all
+    finds_shard = _shard_for if of_all is None or page.template in _MAY_NAME_TOPIC else _named_shard
 
     async def answer(visit: Visit) -> web.Response:
-        number = _named_shard(visit) if of_all is not None else _shard_for(visit)
+        number = finds_shard(visit)
         if number is not None:
             return await _pass_on(visit, number)
-        if own is None:
+        if of_all is None:
             raise PageRefusal("This page belongs to a topic: choose one.", 404)
-        return await own(visit)
+        return await of_all(visit)
 
     answer.__name__ = page.handler.__name__  # what the audit trail calls a change
     return answer
@@ -268,26 +270,73 @@ async def _show_overview(visit: Visit) -> web.Response:
     )
 
 
-async def _choose_shard(visit: Visit) -> web.Response:
-    """A page that each shard has for itself, and no one topic."""
-    query = {name: text for name, text in visit.query.items() if name not in ("topic", "shard")}
-    path = visit.request.path
-    links, missing = [], []
-    for number in range(visit.site.shards.count):
-        of_shard = {**query, "shard": str(number)}
-        try:
-            visit.site.shards.find(number)
-        except Unavailable as error:
-            missing.append(
-                Missing(error.told, error.reason == "NOT_OWNER", _owner_link(error, path, of_shard))
-            )
-        else:
-            links.append((number, f"{quote(path)}?" + urlencode(of_shard)))
-    return await visit.page(
-        "choose_shard.html", name=_SHARD_PAGE[path], links=links, query=query, missing=missing
+def read_due(given: Any, bars: int) -> timeline.DueFigures:
+    """Return what a shard has counted in so many bars. Raises as `read_figures`."""
+    told = timeline.DueFigures(**given)
+    due = DueBars(**given["bars"])
+    if any(len(each) != bars for each in (due.others, *due.topics.values())):
+        raise ValueError(bars)
+    by_topic, fullest = ([(count, topic) for count, topic in each] for each in (told.by_topic, told.fullest))
+    return replace(told, bars=due, by_topic=by_topic, fullest=fullest)
+
+
+async def _show_timeline(visit: Visit) -> web.Response:
+    shown = timeline.asked_window(visit)
+    if shown is None:
+        ahead = await _ask_all(visit, figures.AHEAD, lambda given: timeline.DueAhead(**given))
+        unit = timeline.first_unit([part for part in ahead if not isinstance(part, NoFigures)])
+        shown = window(unit, timeline.asked_start_ms(visit))
+    asked = urlencode({"unit": shown.unit, "start_ms": shown.start_ms})
+    bars = len(shown.starts_ms) - 1
+    answers = await _ask_all(visit, f"{figures.TIMELINE}?{asked}", lambda given: read_due(given, bars))
+    due = timeline.merge_due(shown, [part for part in answers if not isinstance(part, NoFigures)])
+    return await timeline.page_of_timeline(visit, shown, due, missing=_missing(answers))
+
+
+def merge_scheduled(parts: Sequence[scheduled.ScheduledList]) -> scheduled.ScheduledList:
+    """Return the next messages of several shards, each of which has told its own next ones."""
+    rows = nsmallest(
+        scheduled.SCHEDULED_PAGE,
+        chain.from_iterable(part.rows for part in parts),
+        key=lambda row: (row.deliver_at_ms, row.topic, parse_position(row.id)),
     )
+    counts = [part.counted for part in parts if part.counted is not None]
+    counted = sum(count for count, _ in counts), all(is_exact for _, is_exact in counts)
+    offered = nsmallest(scheduled.TOPICS_OFFERED, chain.from_iterable(part.topics for part in parts))
+    return scheduled.ScheduledList(rows, counted if len(counts) == len(parts) else None, offered)
 
 
-_OF_ALL: dict[str, Handler] = {"/": _show_overview, "/topics": _show_topics, "/dead-letters": _show_letters}
+async def _show_scheduled(visit: Visit) -> web.Response:
+    def read(given: Any) -> scheduled.ScheduledList:
+        rows = [scheduled.Row(**row) for row in given["rows"]]
+        counted = given["counted"] and (given["counted"][0], given["counted"][1])
+        return scheduled.ScheduledList(rows, counted, given["topics"])
+
+    search = scheduled.asked_search(visit)
+    asked = {name: text for name, text in visit.query.items() if name in ("prefix", "from", "until")}
+    answers = await _ask_all(visit, f"{figures.SCHEDULED}?{urlencode(asked)}", read)
+    listed = merge_scheduled([part for part in answers if not isinstance(part, NoFigures)])
+    return await scheduled.page_of_scheduled(visit, search, listed, missing=_missing(answers))
+
+
+async def _show_storage(visit: Visit) -> web.Response:
+    def read(given: Any) -> storage.StorageFigures:
+        rows = [(data, name, ledgers, index, n) for data, name, ledgers, index, n in given["rows"]]
+        return replace(storage.StorageFigures(**given), rows=rows)
+
+    answers = await _ask_all(visit, figures.STORAGE, read)
+    shards = [(number, part) for number, part in enumerate(answers) if not isinstance(part, NoFigures)]
+    sums = storage.merge_storage([part for _, part in shards]) if shards else None
+    return await storage.page_of_storage(visit, sums, shards, _missing(answers))
+
+
+_OF_ALL: dict[str, Handler] = {
+    "/": _show_overview,
+    "/timeline": _show_timeline,
+    "/scheduled": _show_scheduled,
+    "/topics": _show_topics,
+    "/dead-letters": _show_letters,
+    "/storage": _show_storage,
+}
 _MADE_HERE: dict[str, Handler] = {"/audit": audit.show_audit, "/audit/report.html": audit.show_report}
 """A broker has one folder of reports."""

@@ -98,8 +98,6 @@ _MENU = (
     ("/audit", "Audit"),
 )
 _CLUSTER_MENU = (("/cluster", "Cluster"),)
-_OF_ALL_SHARDS = ("/", "/topics", "/dead-letters", "/audit")
-"""Pages that a front makes itself; others are about a topic, or about one shard."""
 _SHARD = re.compile(r"[0-9]{1,5}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
@@ -167,7 +165,7 @@ class Visit:
                 "can_log_in": guard.can_log_in,
                 "csrf": session.csrf if session else "",
                 "flashes": session.take_flashes() if session and self._may_tell else [],
-                "menu": self._menu(),
+                "menu": self.site.menu,
                 "shard": self.shard,
                 "at_shard": self._at_shard,
                 "missing": values.get("missing", ()),
@@ -178,13 +176,6 @@ class Visit:
         # A header that a page shows may hold bytes that are no text.
         body = text.encode(errors="replace")
         return web.Response(status=status, body=body, content_type="text/html", charset="utf-8")
-
-    def _menu(self) -> list[tuple[str, str, str]]:
-        """Return the path, the address and the name of each page."""
-        return [
-            (path, path if path in _OF_ALL_SHARDS else path + self._at_shard, name)
-            for path, name in self.site.menu
-        ]
 
     @property
     def own_home(self) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import chain
 from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
+from broker.folder.broker import Broker
 from broker.folder.compaction_candidates import ledger_candidate
 from broker.runtime.supervise import YieldBudget
 from broker.storage.ledger import Ledger
 from broker.topics.topic import Topic
 from broker.web.refusals import PageRefusal
-from broker.web.site import Visit
+from broker.web.site import Missing, Visit
 
 _TOPICS_SHOWN = 100
 _LEDGERS_PAGE = 50
@@ -48,9 +50,32 @@ class BucketRow:
     last_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class StorageFigures:
+    """Sizes of a data directory, and of its largest topics."""
+
+    rows: Sequence[tuple[int, str, int, int, int]]
+    """Bytes of messages, topic, ledgers, bytes of the index and buckets, of the largest topics."""
+    more: int
+    """Topics that are not listed."""
+    data_bytes: int
+    index_bytes: int
+    journal_bytes: int
+    journal_pending_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+    removed: int
+    compacted: int
+    reclaimed_bytes: int
+
+
 async def show_storage(visit: Visit) -> web.Response:
     """GET /storage: the topics that take the most room"""
-    broker = visit.broker
+    return await page_of_storage(visit, await list_storage(visit.broker))
+
+
+async def list_storage(broker: Broker) -> StorageFigures:
+    """Return the sums over all topics, and the topics that take the most room."""
     budget = YieldBudget(broker.clock)
     sizes: list[tuple[int, str, int, int, int]] = []
     for topic in list(broker.registry.topics.values()):
@@ -61,18 +86,54 @@ async def show_storage(visit: Visit) -> web.Response:
         await budget.spent()
     largest = nlargest(_TOPICS_SHOWN, sizes)
     journal = broker.journal.stats()
-    return await visit.page(
-        "storage.html",
-        rows=[(name, f"/storage/{quote(name)}", *rest, data) for data, name, *rest in largest],
-        more=max(0, len(sizes) - len(largest)),
+    return StorageFigures(
+        rows=largest,
+        more=len(sizes) - len(largest),
         data_bytes=sum(row[0] for row in sizes),
         index_bytes=sum(row[3] for row in sizes),
-        journal=journal,
+        journal_bytes=journal.stored_bytes,
+        journal_pending_bytes=journal.pending_bytes,
         free_bytes=broker.disk_free_bytes,
         reserve_bytes=broker.config.disk_reserve_bytes,
         removed=broker.counters.removed_ledgers,
         compacted=broker.counters.compacted_ledgers,
-        reclaimed=broker.counters.reclaimed_bytes,
+        reclaimed_bytes=broker.counters.reclaimed_bytes,
+    )
+
+
+def merge_storage(parts: Sequence[StorageFigures]) -> StorageFigures:
+    """Return the sums over several shards, of which there is one at least; free is what the fullest disk has."""
+    rows = nlargest(_TOPICS_SHOWN, chain.from_iterable(part.rows for part in parts))
+    fullest = min(parts, key=lambda part: part.free_bytes - part.reserve_bytes)
+    return StorageFigures(
+        rows=rows,
+        more=sum(len(part.rows) + part.more for part in parts) - len(rows),
+        data_bytes=sum(part.data_bytes for part in parts),
+        index_bytes=sum(part.index_bytes for part in parts),
+        journal_bytes=sum(part.journal_bytes for part in parts),
+        journal_pending_bytes=sum(part.journal_pending_bytes for part in parts),
+        free_bytes=fullest.free_bytes,
+        reserve_bytes=fullest.reserve_bytes,
+        removed=sum(part.removed for part in parts),
+        compacted=sum(part.compacted for part in parts),
+        reclaimed_bytes=sum(part.reclaimed_bytes for part in parts),
+    )
+
+
+async def page_of_storage(
+    visit: Visit,
+    sums: StorageFigures | None,
+    shards: Sequence[tuple[int, StorageFigures]] = (),
+    missing: Sequence[Missing] = (),
+) -> web.Response:
+    """`sums`: None if no shard has told. `shards`: those that have. `missing`: what is lacking."""
+    rows = sums.rows if sums is not None else ()
+    return await visit.page(
+        "storage.html",
+        rows=[(name, f"/storage/{quote(name)}", *rest, data) for data, name, *rest in rows],
+        sums=sums,
+        shards=shards,
+        missing=missing,
     )
 
 

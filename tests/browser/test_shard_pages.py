@@ -64,20 +64,38 @@ def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, 
     assert not operator.complaints
 
 
-def test_the_overview_leads_to_every_topic_and_the_timeline_of_a_shard_to_its_messages(operator: Window):
+def test_the_overview_leads_to_every_topic(operator: Window):
     page = operator.page
-    operator.go("/")
     for name in ("orders", "jobs", ELSEWHERE):
         operator.go("/")
         page.click(f"td a:text-is('{name}'), th a:text-is('{name}')")
         assert operator.heading == name
-    number = shard_of("orders", 2)
+
+
+def test_the_timeline_of_all_shards_leads_to_their_messages(operator: Window):
+    page = operator.page
     operator.go("/")
     page.click("nav >> text=Timeline")
-    page.click(f"text=Shard {number}")
-    page.click(".chart a >> nth=0", force=True)
-    assert f"shard={number}" in page.url
-    assert f"shard {number}" in page.inner_text("footer")
+    for name in ("orders", ELSEWHERE):
+        assert page.locator(f"th a:text-is('{name}')").count() == 1
+    page.click("text=Next 24 hours")
+    while "unit=" in page.url:
+        page.click(".chart a >> nth=-1", force=True)
+    assert "/scheduled?from=" in page.url
+    assert "shard" not in page.inner_text("footer")
+    page.click("tbody a")
+    name = page.url.partition("/topics/")[2].partition("/")[0]
+    assert name in ("orders", ELSEWHERE)
+    assert f"shard {shard_of(name, 2)}" in page.inner_text("footer")
+
+
+def test_storage_leads_to_each_shard_and_the_menu_back_to_all(operator: Window):
+    page = operator.page
+    operator.go("/storage")
+    page.click("text=Shard 1")
+    assert "shard 1" in page.inner_text("footer")
+    page.click("nav >> text=Storage")
+    assert "shard" not in page.inner_text("footer")
 
 
 def test_one_login_pauses_a_subscription_and_cancels_messages_on_each_shard(operator: Window, shop: Shop):

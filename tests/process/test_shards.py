@@ -121,6 +121,37 @@ async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Sta
         verify(tmp_path / "d" / f"shard-{number:04}")
 
 
+async def test_pages_of_all_shards_are_shown_without_a_frozen_one_which_they_name(
+    start: Start, tmp_path: Path
+):
+    broker = await start_shards(start, tmp_path / "d")
+    for topic in (TOPIC, ELSEWHERE):
+        messages = [message_pb2.Message(payload=b"x", deliver_after_ms=n * 3_600_000) for n in (2, 3)]
+        request = producer_pb2.ProduceRequest(topic=topic, messages=messages)
+        await broker.producer.Produce(request, timeout=CALL_SECONDS)
+
+    async def page(path: str) -> str:
+        async with aiohttp.ClientSession() as session:
+            answer = await session.get(f"http://{broker.http_address}{path}")
+            assert answer.status == 200
+            return await answer.text()
+
+    pages = {"/timeline": "messages are due in this window", "/scheduled": "messages wait", "/storage": ""}
+    for path, counted in pages.items():
+        text = await page(path)
+        assert f"<b>4</b> {counted}" in text or not counted
+        assert f">{TOPIC}<" in text and f">{ELSEWHERE}<" in text, path
+        assert "shown here" not in text
+    frozen = children(broker)[LOADED]
+    os.kill(frozen, signal.SIGSTOP)
+    for path, counted in pages.items():
+        text = await page(f"{path}?unit=day")
+        assert f"<b>2</b> {counted}" in text or not counted
+        assert f">{TOPIC}<" not in text and f">{ELSEWHERE}<" in text, path
+        assert f"Shard {LOADED} does not answer. Its topics are not shown here" in text
+    os.kill(frozen, signal.SIGCONT)
+
+
 async def test_a_shard_whose_disk_goes_while_others_serve_does_not_begin_empty(start: Start, tmp_path: Path):
     broker = await start_shards(start, tmp_path / "d")
     for topic in (TOPIC, ELSEWHERE):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.web.calendar_window import CalendarWindow
-from broker.web.chart import SERIES_MAX, draw, nice_ceiling
+from broker.web.calendar_window import CalendarWindow, group
+from broker.web.chart import SERIES_MAX, DueBars, draw, nice_ceiling, stack
 
 HOURS = CalendarWindow("hour", [hour * 3_600_000 for hour in range(25)])
 HEIGHT = 200
@@ -21,10 +23,14 @@ counts = st.dictionaries(
 )
 
 
+def stacked(counted: Mapping[str, Sequence[tuple[int, int]]], coloured: Sequence[str]) -> DueBars:
+    return stack([(name, group(HOURS, bars)) for name, bars in counted.items()], coloured, (), 24)
+
+
 @given(counts)
 def test_every_message_is_in_one_bar_and_bars_stay_inside(by_topic):
     counted = {name: [(hour * 3_600_000, n) for hour, n in sorted(bars)] for name, bars in by_topic.items()}
-    chart = draw(HOURS, counted, sorted(counted)[:3], 0, HEIGHT)
+    chart = draw(HOURS, stacked(counted, sorted(counted)[:3]), 0, HEIGHT)
     assert chart.total == sum(n for bars in by_topic.values() for _, n in bars)
     assert sum(n for _, _, n in chart.series) == chart.total
     for bar in chart.bars:
@@ -39,19 +45,19 @@ def test_every_message_is_in_one_bar_and_bars_stay_inside(by_topic):
 def test_a_topic_keeps_its_colour_and_the_others_share_one():
     names = [f"t{i}" for i in range(7)]
     counted = {name: [(0, 10)] for name in names}
-    chart = draw(HOURS, counted, names, 0, HEIGHT)
+    chart = draw(HOURS, stacked(counted, names), 0, HEIGHT)
     assert [(place, name) for place, name, _ in chart.series] == [
         *enumerate(names[:SERIES_MAX]),
         (SERIES_MAX, ""),
     ]
     assert (chart.series[-1][2], chart.others) == (20, 2)
-    only = draw(HOURS, {"t3": [(0, 1)]}, names, 0, HEIGHT)
+    only = draw(HOURS, stacked({"t3": [(0, 1)]}, names), 0, HEIGHT)
     assert only.series == [(3, "t3", 1)]
 
 
 def test_now_is_marked_where_it_lies_and_nowhere_else():
-    assert draw(HOURS, {}, [], 6 * 3_600_000, HEIGHT).now_x == 25
-    assert draw(HOURS, {}, [], 24 * 3_600_000, HEIGHT).now_x is None
+    assert draw(HOURS, stacked({}, []), 6 * 3_600_000, HEIGHT).now_x == 25
+    assert draw(HOURS, stacked({}, []), 24 * 3_600_000, HEIGHT).now_x is None
 
 
 @given(st.integers(0, 10**12))

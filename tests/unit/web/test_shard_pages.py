@@ -24,11 +24,13 @@ from broker.topic_shards import TopicShard, shard_of
 from broker.topics import control
 from broker.web import shard_http, shard_pages
 from broker.web.guard import LOGIN_HEADER, SHARD_HEADER, FrontSeal, Guard
+from broker.web.render import size
 from broker.web.routes import ROUTES
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
 from broker.web.site import Site, Visit
 from broker.web.source import PageSource, ShardPage, ShardSource
+from broker.web.storage import StorageFigures, merge_storage
 from tests.configs import broker_config
 from tests.harness import EARLIEST, Outgoing
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -250,22 +252,192 @@ async def test_a_shard_with_another_token_says_so(make_front: MakeFront):
     assert "different settings of admin_token" in text
 
 
-async def test_a_page_about_no_topic_asks_for_a_shard_and_stays_with_it(make_front: MakeFront):
+async def test_links_on_a_page_of_one_shard_stay_with_it_and_the_menu_leads_to_all(make_front: MakeFront):
     front = await make_front()
     await front.fill()
     for path in ("/timeline", "/scheduled", "/storage"):
-        text = await front.pages.get(f"{path}?unit=day")
-        assert "Each shard has its own" in text
-        assert f'href="{path}?unit=day&amp;shard=1"' in text
+        assert "· shard" not in await front.pages.get(path)
         text = await front.pages.get(f"{path}?shard=1")
         assert "· shard 1 ·" in text
-        assert f'href="{path}?shard=1" aria-current="page"' in text
+        assert f'href="{path}" aria-current="page"' in text
+        assert TOPICS[0] not in text
     text = await front.pages.get("/timeline?unit=day&shard=1")
     links = re.findall(r'href="(/(?:timeline|scheduled)\?[^"]+)"', text)
     assert len(links) > 5
     assert all("shard=1" in link or "topic=" in link for link in links)
     for wrong in ("2", "-1", "x", "99999999", "1.0"):
         assert "There is no such shard" in await front.pages.get(f"/?shard={wrong}", status=404)
+
+
+HOUR_MS = 3_600_000
+
+
+def _due_times(clock_ms: int, *hours: float) -> list[Outgoing]:
+    start_ms = clock_ms // HOUR_MS * HOUR_MS
+    return [Outgoing(b"x", deliver_at_ms=start_ms + int(hour * HOUR_MS)) for hour in hours]
+
+
+def _cells(text: str, heading: str) -> list[list[str]]:
+    """The rows of the table below a heading, without tags."""
+    table = text.split(f"<h2>{heading}</h2>")[1].split("</table>", maxsplit=1)[0].split("<tbody>")[1]
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    return [
+        [
+            re.sub(r"<[^>]+>", "", cell).strip()
+            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+        ]
+        for row in rows
+    ]
+
+
+async def test_the_timeline_is_of_all_shards(make_front: MakeFront):
+    front = await make_front()
+    now_ms = front.shards[0].broker.clock.now_ms()
+    # Twelve topics: most of the others lie on both shards, so bars of topics without a colour are added up.
+    names = [f"t{n:02}" for n in range(12)]
+    numbers = [shard_of(name, SHARDS) for name in names]
+    assert {numbers.count(0), numbers.count(1)} <= set(range(3, 10))
+    for n, name in enumerate(names):
+        await front.shards[numbers[n]].produce(name, *_due_times(now_ms, 5, *([7] * n)))
+    await front.shards[0].produce(TOPICS[0], *_due_times(now_ms, 1_000))  # after the window
+    text = await front.pages.get("/timeline")
+    assert "<b>78</b> messages are due in this window, 1 after it." in text
+    assert "Messages due, by hour" in text  # most is due in a day
+    assert _cells(text, "By topic")[:2] == [["t11", "12", "Messages"], ["t10", "11", "Messages"]]
+    assert len(_cells(text, "By topic")) == 12
+    bars = [
+        count
+        for _, count in re.findall(
+            r'<tr><th scope="row"><a [^>]+>([^<]+:00)</a></th><td class="n">(\d+)<', text
+        )
+    ]
+    assert bars == ["12", "66"]
+    legend = re.findall(r"</svg>\s*(.+?) <b>([\d,]+)</b></li>", text)
+    assert legend == [*((f"t{n:02}", str(n + 1)) for n in range(7, 12)), ("7 other topics", "28")]
+    links = re.findall(r'href="(/(?:timeline|scheduled)\?[^"]+)"', text)
+    assert links and not any("shard=" in link for link in links)
+    options = re.findall(r"<option>([^<]+)</option>", text)
+    assert options == sorted([*names, TOPICS[0]])
+    # Other windows, and what is known when a shard is away.
+    assert "<b>1</b> message is due" in await front.pages.get(f"/timeline?topic={TOPICS[0]}&unit=month")
+    assert "<b>79</b> messages are due in this window." in await front.pages.get("/timeline?unit=month")
+    front.away.add(1)
+    text = await front.pages.get("/timeline")
+    of_first = sum(n + 1 for n in range(12) if numbers[n] == 0)
+    assert f"<b>{of_first}</b> messages are due" in text
+    assert "Shard 1 is on another node. Its topics are not shown here" in text
+    front.away.add(0)
+    assert "Nothing is due here." in await front.pages.get("/timeline")
+
+
+async def test_the_first_window_is_that_of_what_all_shards_have(make_front: MakeFront):
+    front = await make_front()
+    now_ms = front.shards[0].broker.clock.now_ms()
+    await front.shards[0].produce(TOPICS[0], *_due_times(now_ms, *([3] * 18)))
+    assert "by hour" in await front.pages.get("/timeline")
+    await front.shards[1].produce(TOPICS[1], *_due_times(now_ms, 100, 101))
+    assert "by hour" in await front.pages.get("/timeline")  # nine of ten
+    await front.shards[1].produce(TOPICS[1], *_due_times(now_ms, 102))
+    assert "by day" in await front.pages.get("/timeline")
+
+
+async def test_scheduled_messages_of_all_shards_come_by_due_time(make_front: MakeFront):
+    front = await make_front()
+    now_ms = front.shards[0].broker.clock.now_ms()
+    for number, topic in enumerate(TOPICS):
+        times = [1 + 2 * n + number for n in range(40)]
+        await front.shards[number].produce(topic, *_due_times(now_ms, *times))
+    text = await front.pages.get("/scheduled")
+    assert "<b>80</b> messages wait, soonest first." in text
+    assert "These are the next 50; choose a topic to see more." in text
+    rows = re.findall(r'href="(/topics/(\w+)/messages/[\d:]+)"', text)
+    assert [topic for _, topic in rows] == [*TOPICS] * 25
+    assert "· shard 1 ·" in await front.pages.get(rows[1][0])
+    start_ms = now_ms // HOUR_MS * HOUR_MS
+    window = f"from={start_ms + 10 * HOUR_MS}&until={start_ms + 15 * HOUR_MS}"
+    text = await front.pages.get(f"/scheduled?{window}")
+    assert "<b>5</b> messages wait in this range, soonest first." in text
+    assert len(re.findall(r'href="/topics/\w+/messages/', text)) == 5
+    assert "Messages whose schedule key begins with <code>k</code>" in await front.pages.get(
+        "/scheduled?prefix=k"
+    )
+    assert "The range ends before it begins." in await front.pages.get(
+        "/scheduled?from=200000000&until=100000000", status=400
+    )
+    assert "belongs to a topic: choose one" in await front.pages.get("/scheduled?id=1:1", status=400)
+    front.away.add(0)
+    text = await front.pages.get("/scheduled")
+    assert "<b>40</b> messages wait, soonest first." in text
+    assert "Shard 0 is on another node. Its topics are not shown here" in text
+
+
+async def test_storage_lists_all_shards_and_their_sums(make_front: MakeFront):
+    front = await make_front()
+    for number, topic in enumerate(TOPICS):
+        await front.shards[number].produce(
+            topic, *(Outgoing(b"x" * 5_000 * (1 + 9 * number)) for _ in range(4))
+        )
+    text = await front.pages.get("/storage")
+    sizes = [front.shards[n].broker.registry.topic(topic).log.data_bytes for n, topic in enumerate(TOPICS)]
+    assert [row[:2] for row in _cells(text, "Shards")] == [
+        [f"Shard {n}", size(sizes[n])] for n in range(SHARDS)
+    ]
+    assert [row[:2] for row in _cells(text, "Topics")] == [[TOPICS[n], size(sizes[n])] for n in (1, 0)]
+    assert f"<span>messages</span><b>{size(sum(sizes))}</b>" in text
+    front.away.add(1)
+    text = await front.pages.get("/storage")
+    assert f"<span>messages</span><b>{size(sizes[0])}</b>" in text
+    assert "Shard 1 is on another node. Its topics are not shown here" in text
+    assert 'href="/storage?shard=0"' in text and 'href="/storage?shard=1"' not in text
+    front.away.add(0)
+    assert "No shard tells its topics." in await front.pages.get("/storage")
+
+
+def test_sums_of_storage_show_the_fullest_disk_and_no_more_topics_than_a_page_has():
+    parts = [
+        StorageFigures(
+            [(n, f"{shard}-{n}", 1, 0, 0) for n in range(100, 0, -1)], shard, 5, 1, 2, 3, free, 40, 1, 1, 1
+        )
+        for shard, free in ((0, 900), (7, 30), (1, 500))
+    ]
+    sums = merge_storage(parts)
+    assert (sums.free_bytes, sums.reserve_bytes, sums.data_bytes, sums.journal_bytes) == (30, 40, 15, 6)
+    assert len(sums.rows) == 100 and sums.more == 208
+    assert [row[0] for row in sums.rows[:4]] == [100, 100, 100, 99]
+
+
+@pytest.mark.parametrize(
+    ("page", "odd"),
+    [
+        *(("/timeline", odd) for odd in ("more", "fewer", "bars", "text")),
+        *(("/scheduled", odd) for odd in ("fewer", "text")),
+        *(("/storage", odd) for odd in ("more", "fewer", "text")),
+    ],
+)
+async def test_a_shard_of_another_version_is_named_on_pages_of_all(
+    page: str, odd: str, make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+):
+    front = await make_front()
+    await front.fill()
+    figures_of = ShardHttp.figures
+
+    async def figures(shard: ShardHttp, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        answer = await figures_of(shard, path, headers, seconds)
+        if headers[SHARD_HEADER] != "1":
+            return answer
+        told = json.loads(answer.body)
+        if odd == "bars" and "bars" in told:
+            told["bars"]["others"] = [0]
+        elif odd == "fewer":
+            told.popitem()
+        elif odd == "more":
+            told["newer"] = 1
+        return answer._replace(body=b"no JSON" if odd == "text" else json.dumps(told).encode())
+
+    monkeypatch.setattr(ShardHttp, "figures", figures)
+    text = await front.pages.get(page)
+    assert "Shard 1 is of another version: start the broker anew. Its topics are not shown here" in text
+    assert TOPICS[0] in text
 
 
 async def test_every_page_of_a_broker_is_there(make_front: MakeFront):
