@@ -59,8 +59,12 @@ class Setup:
 
 
 def environment(source: Path) -> dict[str, str]:
-    """Our own environment without settings of a broker, importing from `source` and this package."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
+    """Our own environment without settings of a broker, importing from `source` and this package.
+
+    What is installed has its bytecode; without it a broker would compile all its modules at each start.
+    """
+    left_out = ("POSTDATE_", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     env["PYTHONPATH"] = os.pathsep.join(map(str, (source, source / "clients/python", HERE)))
     return env
 

@@ -304,7 +304,7 @@ def test_cells_of_a_table() -> None:
         "12,345",
         "2s",
         "a=1",
-        "\\[x]",
+        "[x]",
         "-",
         "a, b",
     ]

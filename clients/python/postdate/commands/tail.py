@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import postdate
 from postdate.commands.completion import TOPIC
@@ -158,5 +159,5 @@ def upcoming(topic: str, total: int, found: list[postdate.ScheduledMessage], now
             each.schedule_key,
             (each.payload or b"")[:500].decode(errors="backslashreplace"),
         ]
-        table.add_row(*map(show, cells))
+        table.add_row(*(Text(show(cell)) for cell in cells))
     return table
