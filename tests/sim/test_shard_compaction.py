@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from pyroaring import BitMap
@@ -14,10 +15,12 @@ from broker.errors import Corrupt
 from broker.folder.ledger_rewrites import LedgerRewrites
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position
+from broker.storage.records import Seeked
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import generations
+from broker.topics.generations import Refusal
 from broker.topics.schedule_values import Cancel, Move
 from tests.crash.history import Model, observe
 from tests.depth import at_depth, sampled
@@ -269,6 +272,93 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_and_others_are_rewritten(
 
     run_sim(scenario, seed=1)
     assert "A ledger could not be rewritten" in caplog.text
+
+
+def test_a_seek_in_the_last_moment_keeps_the_files_of_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submitted just before the record and not applied yet: only apply can know, and the owner follows it."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        shard = Shard(loop)
+        node = await shard.start()
+        _, done, inbox = await fill(node, 2)
+        lease = await begin(node)
+        outputs = await work(node, lease)
+        topic, desk = node.topic(TOPIC), node.broker.compactions
+        seeked = Seeked(topic.topic_id, inbox.subscription.subscription_id, Position(0, 0))
+        submit = topic.submit_record
+
+        def submit_after_a_seek(record: Any, apply: Any = None) -> Any:
+            submit(seeked)
+            return submit(record, apply)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(topic, "submit_record", submit_after_a_seek)
+            committed = await desk.commit(lease.compaction_id, lease.epoch, outputs)
+        assert set(committed.refused.values()) == {Refusal.OWED}
+        whole = dict.fromkeys(lease.ledger_ids, 10)
+        assert there(node).items() >= whole.items()
+        assert await agrees(shard.standby, node)
+        after = await shard.take_over()
+        again = await after.subscribe(TOPIC, "billing")
+        assert {each.position for each in await again.wait(len(done))} == set(done)
+        assert there(after).items() >= whole.items()
+        await shard.standby.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_topic_that_goes_while_a_ledger_is_rewritten_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write = LedgerRewrites._write
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        shard = Shard(loop)
+        node = await shard.start()
+        await fill(node, 1)
+        written: asyncio.Future[Any] = loop.create_future()
+
+        async def write_while_it_goes(self: LedgerRewrites, *work: Any) -> Any:
+            capture = await write(self, *work)
+            await node.broker.registry.delete_topic(TOPIC)
+            await shard.standby.reach(node.broker.journal.durable_lsn)
+            written.set_result(capture)
+            return capture
+
+        monkeypatch.setattr(LedgerRewrites, "_write", write_while_it_goes)
+        await compact(node)
+        await shard.standby.reach(node.broker.journal.durable_lsn)
+        other = shard.standby.node
+        capture = await asyncio.wait_for(written, 60)
+        await asyncio.sleep(0.1)  # less than until the next checkpoint
+        generation = f"/{capture.ledger_id}.{capture.generation}."
+        assert not [path for path in other.vfs.snapshot() if generation in path]
+        shard.taking.cancel()
+        await other.stop()
+        assert other.failures == []
+        check_clean(shard.standby.vfs)
+        await shard.owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_rewrite_waits_while_a_commit_moves_files() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        shard = Shard(loop)
+        node = await shard.start()
+        pending, _, _ = await fill(node, 1)
+        await compact(node)
+        await shard.standby.reach(node.broker.journal.durable_lsn)
+        other, left = shard.standby.node, {pending[0].ledger_id: 1}
+        async with other.broker.compactions.moving:
+            await asyncio.sleep(60)
+            assert there(other)[pending[0].ledger_id] == 10
+        await wait_there(other, left)
+        shard.taking.cancel()
+        await other.stop()
+        await shard.owner.stop()
+
+    run_sim(scenario, seed=1)
 
 
 def test_a_rewrite_waits_while_the_disk_is_nearly_full(caplog: pytest.LogCaptureFixture) -> None:

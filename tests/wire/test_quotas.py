@@ -11,7 +11,18 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from postdate_api.v1 import admin_pb2
-from tests.wire.conftest import Message, Refusal, Serve, Wire, batch, now_ms, refused, within
+from tests.wire.conftest import (
+    Message,
+    Refusal,
+    Serve,
+    Wire,
+    batch,
+    eventually,
+    ids_of,
+    now_ms,
+    refused,
+    within,
+)
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -64,10 +75,17 @@ async def test_pending_messages_are_refused_at_the_limit_and_taken_again_after_a
     await wire.produce("t", *[b"z"] * 100)
 
 
-async def test_scheduled_messages_are_pending_too(wire: Wire):
+async def test_scheduled_and_leased_messages_are_pending_and_dead_letters_are_not(wire: Wire):
     await create(wire, max_pending_messages=2)
     later = Message(deliver_after_ms=3_600_000)
-    await wire.produce("t", later, later)
+    stream = await wire.subscribe("t")
+    await wire.produce("t", later, b"leased")
+    leased = ids_of(await stream.deliveries(1))
+    assert (await refusal_of(wire, later)).reason == "PENDING_MESSAGES_EXCEEDED"
+    assert await stream.nack(leased, dead_letter=True) == []
+    subscription = wire.broker.registry.topic("t").subscription("s")
+    await eventually(lambda: subscription.unsettled_count() == 1)
+    await wire.produce("t", later)
     assert (await refusal_of(wire, later)).reason == "PENDING_MESSAGES_EXCEEDED"
 
 

@@ -121,12 +121,14 @@ def test_what_a_closed_loop_waited_for_holds_up_no_other_loop(thread: StepThread
 async def test_shutdown_waits_for_the_steps_that_were_begun():
     thread, may_end = StepThread("steps-of-a-test"), threading.Event()
     ran: list[int] = []
-    begin_step(thread, may_end.wait)
-    begin_step(thread, ran.append, 2)
+    begun: list[asyncio.Future[Any]] = [
+        begin_step(thread, may_end.wait),
+        begin_step(thread, ran.append, 2),
+    ]
     may_end.set()
     thread.shutdown()
     assert ran == [2]
-    await asyncio.sleep(0)  # what the loop is told finds who waits
+    assert all(step.done() for step in begun), "nobody is left to tell who waits"
 
 
 async def test_who_waits_is_told_although_another_loop_was_told_before(thread: StepThread):

@@ -28,6 +28,7 @@ from tests.harness import EARLIEST, Delivered, Inbox, Node, Outgoing, small_conf
 from tests.moving import moves
 
 LETTERS = SubscriptionPolicy(max_delivery_attempts=3, initial_backoff_ms=0)
+PLACED = SubscriptionPolicy(max_delivery_attempts=0, dead_letter_topic="dead")
 NONE = SubscriptionPolicy(max_delivery_attempts=0)
 TYPES = (
     SubscriptionType.SHARED,
@@ -97,7 +98,7 @@ async def settled(subscription: Subscription) -> None:
 
 
 @pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("policy", [LETTERS, NONE], ids=["dead letters", "none"])
+@pytest.mark.parametrize("policy", [LETTERS, PLACED, NONE], ids=["dead letters", "a topic for them", "none"])
 @pytest.mark.parametrize("delay_ms", [0, 500], ids=["at once", "delayed"])
 def test_a_damaged_message_is_set_aside_and_the_others_are_delivered(
     type_: int, policy: SubscriptionPolicy, delay_ms: int
@@ -116,7 +117,7 @@ def test_a_damaged_message_is_set_aside_and_the_others_are_delivered(
             await settled(inbox.subscription)
         assert counters(node).damaged_messages == 3
         assert counters(node).unreadable_messages == 0
-        is_lettered = policy is LETTERS
+        is_lettered = policy is not NONE
         assert counters(node).dead_lettered_messages == (3 if is_lettered else 0)
         if is_lettered:
             await _check_letters(node, bad)
