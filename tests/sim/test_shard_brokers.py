@@ -66,6 +66,32 @@ def test_an_owner_that_resigns_is_followed_at_once() -> None:
     run_sim(scenario, seed=1)
 
 
+def test_what_was_out_at_an_owner_that_is_lost_comes_again_with_the_number_that_it_had() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        inbox = await node.subscribe("orders", "all")
+        nacked, done, _ = await node.produce(
+            "orders", [Outgoing(b"nacked"), Outgoing(b"done"), Outgoing(b"out")]
+        )
+        await inbox.wait(3)
+        await inbox.nack([nacked], after_ms=10)
+        await inbox.ack([done])
+        assert [message.attempt for message in await inbox.wait(1)] == [2]
+        taking = await second.follow(rank=1)
+        await second.reach(node.broker.journal.durable_lsn)
+        first.kill()
+        await taking
+        inbox = await (await second.own()).subscribe("orders", "all")
+        again = {message.payload: message.attempt for message in await inbox.wait(2)}
+        assert again == {b"nacked": 2, b"out": 1}
+        await second.stop()
+
+    run_sim(scenario, seed=1)
+
+
 def test_an_owner_that_was_cut_off_fails_with_its_next_append_and_nothing_it_said_is_lost() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
