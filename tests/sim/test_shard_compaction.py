@@ -29,7 +29,7 @@ from tests.sim.shard_brokers import ShardBroker, make_bucket
 from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, ledger_ids, payload, work
 
 SETTINGS = config(checkpoint_interval_ms=5_000)
-SEEDS = range(at_depth(change=4, deep=200))
+SEEDS = range(at_depth(change=2, deep=200))
 
 
 def there(node: Node) -> dict[int, int]:
@@ -219,7 +219,7 @@ def test_a_crash_anywhere_in_a_rewrite_leaves_the_old_files_or_the_new_ones(poli
         disks.append((disk, first, disk.op_count))
         shard.taking.cancel()
         shard.standby.kill()
-        for at in sampled(range(first, disk.op_count), at_depth(change=3, deep=1)):
+        for at in sampled(range(first, disk.op_count), at_depth(change=6, deep=1)):
             crashed = disk.crashed(at, policy, random.Random(at))
             again = ShardBroker(shard.bucket, loop, "b", crashed, SETTINGS)
             taking = await again.follow(rank=1)

@@ -220,7 +220,7 @@ async def test_the_sdk_and_the_commands_make_list_and_delete(wire: Wire, tmp_pat
     refused_ = await asyncio.to_thread(
         CliRunner().invoke, cli.main, ["backup", "delete", "x", "--address", wire.server.grpc_address]
     )
-    assert refused_.exit_code == 1 and "no backup" in refused_.output
+    assert refused_.exit_code == 1 and "does not exist" in refused_.output
 
 
 async def test_metrics_tell_of_the_last_one_also_after_a_restart(serve: Serve, tmp_path: Path):

@@ -226,7 +226,7 @@ async def test_a_shard_is_handed_over_to_a_node_whose_own_process_has_read_of_th
 
     monkeypatch.setattr(b.front, "_view", views)
     hand_over = HandOver(a.server.broker, lambda: own, resigned.append)
-    with pytest.raises(Refused, match="epoch 1 of 2") as caught:
+    with pytest.raises(Refused, match="up to epoch 1, and the shard is at epoch 2") as caught:
         await within(hand_over.move("b"))
     assert (caught.value.reason, resigned) == ("NODE_NOT_FOLLOWING", [])
     read_by_process = 2
