@@ -12,9 +12,14 @@ from collections.abc import Iterator
 def main() -> None:
     ending = _Ending()
     atexit.register(ending.leave)  # before all imports: what is registered first is called last
+    # NumPy's library of linear algebra, of which nothing is used, would begin a thread for each further processor.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from broker import cli  # noqa: PLC0415
-        from broker.observe.logs import configure_logging  # noqa: PLC0415
+        from broker.runtime.imports import importing  # noqa: PLC0415
+
+        with importing():
+            from broker import cli  # noqa: PLC0415
+            from broker.observe.logs import configure_logging  # noqa: PLC0415
     except ModuleNotFoundError as error:
         ending.code = 1
         if error.name is None or error.name.partition(".")[0] in {"broker", "postdate", "postdate_api"}:
