@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from broker.cluster.base_store import BaseStore
     from broker.cluster.status import NodeStatus
     from broker.folder.shard_uploads import ShardedBackup, ShardUploads
-    from broker.shards.child import ShardChild
     from postdate import Client
     from postdate.backups import Backup
     from postdate.commands.settings import Settings
@@ -78,50 +76,29 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 
         notifier = ServiceNotifier(os.environ)
         if config.shards > 1:
-            async with _started_ahead(config, config_path, given, config.shards) as children:
-                with importing():
-                    from broker.shards.supervisor import ShardSupervisor  # noqa: PLC0415 - see `beginning.py`
+            from broker.shards.supervisor import ShardSupervisor, shard_command  # noqa: PLC0415
 
-                supervisor = ShardSupervisor(config, children, notifier=notifier, read_config=read_config)
-                return await supervisor.run()
+            command = shard_command(config, config_path, given, os.getpid())
+            return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
         prepare_folder(LocalVfs(), config.data_dir, in_cluster=bool(config.cluster_store))
         if config.cluster_store:
-            with importing():
-                from broker.node.joining import wait_cluster  # noqa: PLC0415 - a broker alone needs none of it
+            from broker.node.node import Node, wait_cluster  # noqa: PLC0415 - a broker alone needs none of it
 
             if (cluster := await wait_cluster(config, notifier)) is None:
                 return 0
             if cluster.shards == 1:
-                with importing():
-                    from broker.node.node import Node  # noqa: PLC0415 - as before
-
                 return await Node(config, cluster, notifier=notifier, read_config=read_config).run()
-            async with _started_ahead(config, config_path, given, cluster.shards) as children:
-                with importing():
-                    from broker.shards.node_supervisor import NodeSupervisor  # noqa: PLC0415 - as above
+            from broker.shards.node_supervisor import NodeSupervisor  # noqa: PLC0415
+            from broker.shards.supervisor import shard_command  # noqa: PLC0415
 
-                node = NodeSupervisor(config, cluster, children, notifier=notifier, read_config=read_config)
-                return await node.run()
-        with importing():
-            from broker.server import Server  # noqa: PLC0415 - other commands need none of it
+            command = shard_command(config, config_path, given, os.getpid())
+            node = NodeSupervisor(config, cluster, command, notifier=notifier, read_config=read_config)
+            return await node.run()
+        from broker.server import Server  # noqa: PLC0415
 
         return await Server(config, notifier=notifier, read_config=read_config).run()
 
     _serve(read_config, run)
-
-
-@asynccontextmanager
-async def _started_ahead(
-    config: BrokerConfig, config_path: str | None, given: Mapping[str, str], shards: int
-) -> AsyncIterator[list[ShardChild]]:
-    """Start the processes of shards, which load what they need while this one does."""
-    from broker.shards.child import child_environ, shard_command, started_ahead  # noqa: PLC0415 - only shards
-
-    command = shard_command(config, config_path, given, os.getpid())
-    async with started_ahead(
-        [command(number) for number in range(shards)], child_environ(os.environ)
-    ) as ahead:
-        yield ahead
 
 
 @main.command("serve-shard", hidden=True)
@@ -135,17 +112,13 @@ def serve_shard(number: int, supervisor: int, config_path: str | None, **flags: 
     read_config = partial(load_config, given, os.environ, config_path)
 
     async def run(config: BrokerConfig) -> int:
-        from broker.shards.beginning import end_with, wait_begin  # noqa: PLC0415 - only shards need it
+        if config.cluster_store:
+            from broker.shards.member_process import serve_member  # noqa: PLC0415
 
-        end_with(supervisor)
-        serve: Callable[[BrokerConfig, Callable[[], BrokerConfig], int], Coroutine[Any, Any, int]]
-        with importing():
-            if config.cluster_store:
-                from broker.shards.member_process import serve_member as serve  # noqa: PLC0415 - of a cluster
-            else:
-                from broker.shards.shard_process import serve_shard as serve  # noqa: PLC0415 - of one machine
-        wait_begin()
-        return await serve(config, read_config, number)
+            return await serve_member(config, read_config, number, supervisor)
+        from broker.shards import shard_process  # noqa: PLC0415
+
+        return await shard_process.serve_shard(config, read_config, number, supervisor)
 
     _serve(read_config, run, shard=number)
 
@@ -172,8 +145,9 @@ def _run(serving: Coroutine[Any, Any, int]) -> int:
     # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with importing():
-        import uvloop  # noqa: PLC0415 - only a serving broker needs it
+        import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
+        import broker.server  # noqa: F401, PLC0415 - what is about to run needs it
         from broker.rpc.event_loop import GrpcLoop  # noqa: PLC0415 - with uvloop
 
     return int(uvloop.run(serving, loop_factory=GrpcLoop))

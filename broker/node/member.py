@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, replace
 
 from broker.cluster.base_store import ATTEMPT, BaseStore
@@ -15,11 +16,11 @@ from broker.cluster.shard_store import ShardStore
 from broker.cluster.stores import costs_money, open_store
 from broker.config import BrokerConfig, parse_nodes
 from broker.folder.shard_folders import MEMBER_FOLDERS
-from broker.node.joining import node_name
 from broker.node.placement import rank_nodes
 from broker.node.rest_after_loss import Rest
 from broker.node.shard_bases import ShardBases
 from broker.runtime.vfs import Vfs
+from broker.settings import ConfigError
 from broker.topic_shards import TopicShard
 
 
@@ -54,6 +55,16 @@ class Member:
         tuning = self.config.tuning
         ahead = AheadLimits(tuning.follow_ahead_groups, tuning.follow_ahead_bytes)
         return ObjectGroupLog(self.store, self.shard, self.name, lease, ahead=ahead)
+
+
+def node_name(config: BrokerConfig) -> str:
+    """Return the name of this node; raises ConfigError if the cluster has none of it."""
+    name, nodes = config.node or socket.gethostname(), parse_nodes(config.cluster_nodes)
+    if name not in nodes:
+        raise ConfigError(
+            f"This node is {name!r}, but cluster_nodes contains only {', '.join(nodes)}: set node"
+        )
+    return name
 
 
 def member_config(config: BrokerConfig, cluster: Cluster, number: int) -> BrokerConfig:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
-from broker.cluster.creation import Cluster
+from broker.cluster.creation import Cluster, read_cluster
 from broker.cluster.follower import CutOff
 from broker.cluster.lease import SystemLeaseClock
 from broker.cluster.object_group_log import LOG_ATTEMPT
@@ -25,8 +26,7 @@ from broker.cluster.stores import open_store
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed, Unavailable
 from broker.node.following import Following, Won
-from broker.node.joining import wait_store
-from broker.node.member import Member, make_member, member_config
+from broker.node.member import Member, make_member, member_config, node_name
 from broker.node.owning import Owning
 from broker.node.seeding import Seeding
 from broker.node.standby_ports import StandbyPorts
@@ -37,6 +37,8 @@ from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import LocalVfs
 
 log = get_logger(__name__)
+
+_STORE_PAUSE_SECONDS = 1.0
 
 
 class Node:
@@ -117,7 +119,7 @@ class Node:
                 raise
             except (StoreFailed, Unavailable) as error:
                 ports.following, ports.state = None, "waiting for the object store"
-                await wait_store(self._store.url, error, self._stop)
+                await _wait_store(self._store.url, error, self._stop)
         return None
 
     def _reload(self) -> None:
@@ -130,3 +132,33 @@ class Node:
         """Read the settings anew, as the shard's server has them."""
         fresh = self._config if self._read_config is None else self._read_config()
         return member_config(fresh, self._cluster, self._shard)
+
+
+async def wait_cluster(config: BrokerConfig, notifier: ServiceNotifier) -> Cluster | None:
+    """Return the cluster of a node, once its store answers; None if this process is to stop.
+
+    Raises ConfigError, NotFound or Corrupt.
+    """
+    node_name(config)
+    store, stop = open_store(config.cluster_store, LOG_ATTEMPT), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # what there is to read is read afterwards
+    notifier.tell("STATUS=Waiting for the object store")
+    while not stop.is_set():
+        try:
+            cluster = await read_cluster(store)
+        except StoreRefused:
+            raise
+        except StoreFailed as error:
+            await _wait_store(store.url, error, stop)
+        else:
+            return None if stop.is_set() else cluster
+    return None
+
+
+async def _wait_store(url: str, error: Exception, stop: asyncio.Event) -> None:
+    log.warning("The object store cannot be used yet", url=url, error=str(error))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), _STORE_PAUSE_SECONDS)

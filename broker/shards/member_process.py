@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker.config import BrokerConfig
-from broker.node.joining import wait_cluster
-from broker.node.node import Node
+from broker.node.node import Node, wait_cluster
 from broker.runtime.notify import ServiceNotifier
-from broker.shards.shard_process import grpc_socket, http_socket
+from broker.shards.shard_process import end_with, grpc_socket, http_socket
 
 
-async def serve_member(config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int) -> int:
-    """Take part in one shard until a signal or a failure; returns the exit status."""
+async def serve_member(
+    config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int, supervisor_pid: int
+) -> int:
+    """Take part in one shard until a signal, a failure or the end of the supervisor; returns the exit status."""
+    end_with(supervisor_pid)
     notifier = ServiceNotifier({})
     if (cluster := await wait_cluster(config, notifier)) is None:
         return 0

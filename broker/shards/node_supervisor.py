@@ -21,7 +21,7 @@ from typing import Any
 from broker.cluster.creation import Cluster
 from broker.config import BrokerConfig, parse_nodes
 from broker.errors import Fenced, Unavailable
-from broker.node.joining import node_name
+from broker.node.member import node_name
 from broker.node.placement import rank_nodes
 from broker.observe.cluster_view import ClusterView, OwnerRoute, merge_views
 from broker.rpc.cluster import decode_view
@@ -32,8 +32,7 @@ from broker.rpc.shard_owners import ClusterShards
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import File, LocalVfs
 from broker.settings import ConfigError, split_address
-from broker.shards.child import ShardChild
-from broker.shards.supervisor import ShardSupervisor, process_stop_seconds
+from broker.shards.supervisor import Command, ShardSupervisor, process_stop_seconds
 from broker.storage.layout import Layout
 from broker.web.shard_http import ShardHttp, pages_url
 from broker.web.source import ClusterSource, PageSource
@@ -50,12 +49,12 @@ class NodeSupervisor(ShardSupervisor):
         self,
         config: BrokerConfig,
         cluster: Cluster,
-        children: Sequence[ShardChild],
+        command: Command,
         *,
         notifier: ServiceNotifier,
         read_config: Callable[[], BrokerConfig],
     ) -> None:
-        """`children`: of all shards of the cluster, by number. Raises ConfigError."""
+        """`command` starts the process of a shard. Raises ConfigError."""
         if config.access_file and config.tls_client_ca_file:
             raise ConfigError(
                 f"access_file and tls_client_ca_file cannot be used together in a cluster of {cluster.shards} "
@@ -80,7 +79,7 @@ class NodeSupervisor(ShardSupervisor):
         self._peers = Peers(config, cluster.id, others, self._misses_owner, self._note_told)
         self._told = asyncio.Event()
         self._owners: ClusterShards
-        super().__init__(config, children, notifier=notifier, read_config=read_config)
+        super().__init__(config, command, notifier=notifier, read_config=read_config, shards=cluster.shards)
 
     async def run(self) -> int:
         self._peers.start(self._supervisor.spawn_lasting)

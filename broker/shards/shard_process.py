@@ -1,16 +1,19 @@
 """The process of one shard, run by `postdate-broker serve-shard`: a broker as any other, on sockets of its own.
 
-It ends with its supervisor, whatever that died of (`beginning.py`): the kernel kills it, so that no process is left
-which holds a folder and which nobody can reach.
+It ends with its supervisor, whatever that died of: the kernel kills it, so that no process is left which holds a folder
+and which nobody can reach.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
 from broker.config import BrokerConfig
+from broker.errors import Fenced
 from broker.folder.backup import backup_folder
 from broker.folder.shard_folders import refuse_lost_shard, shard_folder
 from broker.runtime.notify import ServiceNotifier
@@ -19,6 +22,7 @@ from broker.server import Server
 from broker.settings import ConfigError, split_address
 from broker.topic_shards import TopicShard
 
+_PR_SET_PDEATHSIG = 1
 _SOCKET_PATH_BYTES_MAX = 107
 """Of `sockaddr_un`, with a zero byte behind it."""
 
@@ -66,14 +70,28 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def serve_shard(config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int) -> int:
-    """Serve one shard until a signal or a failure; returns the exit status.
+async def serve_shard(
+    config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int, supervisor_pid: int
+) -> int:
+    """Serve one shard until a signal, a failure or the end of the supervisor; returns the exit status.
 
     Raises Corrupt if it has lost what it held.
     """
+    end_with(supervisor_pid)
     refuse_lost_shard(LocalVfs(), config.data_dir, number)
     return await Server(
         shard_config(config, number),
         notifier=ServiceNotifier({}),
         read_config=lambda: shard_config(read_config(), number),
     ).run()
+
+
+def end_with(supervisor_pid: int) -> None:
+    """Have the kernel kill this process once its supervisor has ended, and send it no signals of a terminal before."""
+    # Those are for the supervisor, which drains all shards. A group is enough: Linux shares out processors by sessions
+    # (sched_autogroup), and a shard with a session of its own would be woken later, for less each time.
+    os.setpgid(0, 0)
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != supervisor_pid:  # it ended before that
+        raise Fenced("The supervisor of this shard has ended", reason="NO_SUPERVISOR")

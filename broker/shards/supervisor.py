@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,7 +36,7 @@ from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, LocalVfs
 from broker.server import broker_version
 from broker.settings import UNIX, ConfigError
-from broker.shards.child import ShardChild
+from broker.shards.child import ShardChild, child_environ
 from broker.shards.shard_process import check_sockets, grpc_socket, http_socket, sockets_folder
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
@@ -53,6 +54,8 @@ which this process may itself have been stopped."""
 _KILL_AFTER_SECONDS = 30.0
 """Time for a shard to write its checkpoint, after the grace that its consumers have."""
 
+Command = Callable[[int], Sequence[str]]
+
 
 class ShardSupervisor:
     """See the module's description."""
@@ -60,23 +63,26 @@ class ShardSupervisor:
     def __init__(
         self,
         config: BrokerConfig,
-        children: Sequence[ShardChild],
+        command: Command,
         *,
         notifier: ServiceNotifier,
         read_config: Callable[[], BrokerConfig],
+        shards: int = 0,
     ) -> None:
-        """`children`: processes of all shards, by number. Raises ConfigError."""
-        check_sockets(config, len(children))
+        """`command` starts the process of a shard. `shards`: how many, if not by the settings. Raises ConfigError."""
+        shards = shards or config.shards
+        check_sockets(config, shards)
         self._config = config
         self._notifier = notifier
         self._read_config = read_config
         self._stop = asyncio.Event()
         self._supervisor = Supervisor(lambda *_: self._stop.set())
         self._version = broker_version()
-        numbers = range(len(children))
-        self._children = children
-        for child in children:
-            child.on_ended = self._note_ended
+        environ = child_environ(os.environ)
+        numbers = range(shards)
+        self._children = [
+            ShardChild(number, command(number), environ, on_ended=self._note_ended) for number in numbers
+        ]
         self._not_ready: dict[int, str] = dict.fromkeys(numbers, "starting")
         self._silent: set[int] = set()
         """Shards that left the last look without an answer."""
@@ -301,3 +307,27 @@ class ShardSupervisor:
 def process_stop_seconds(config: BrokerConfig) -> float:
     """Return the time that the process of a shard has to drain and end, before it is killed."""
     return config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
+
+
+def shard_command(
+    config: BrokerConfig, config_path: str | None, flags: Mapping[str, str], supervisor_pid: int
+) -> Callable[[int], list[str]]:
+    """Return what makes the command that starts the process of a shard, with the settings given to this one.
+
+    A shard that is started again reads the file of settings anew. How many shards there are, and where, stays as it is.
+    """
+    fixed = {**flags, "shards": str(config.shards), "data_dir": config.data_dir}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in fixed.items()]
+    if config_path is not None:
+        given.append(f"--config={config_path}")
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = "broker" if spec is None else spec.name.removesuffix(".__main__")
+    # A command that was installed looks for no code in the working directory; `python -m` would. Who started this one
+    # by `python -m` may have the code there.
+    path = ["-P"] if spec is None or sys.flags.safe_path else []
+
+    def command(number: int) -> list[str]:
+        internal = [f"--number={number}", f"--supervisor={supervisor_pid}"]
+        return [sys.executable, *path, "-m", module, "serve-shard", *internal, *given]
+
+    return command

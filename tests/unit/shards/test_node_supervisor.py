@@ -17,7 +17,6 @@ from broker.errors import Unavailable
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.runtime.notify import ServiceNotifier
 from broker.shards import supervisor
-from broker.shards.child import ShardChild
 from broker.shards.node_supervisor import NodeSupervisor
 from broker.web.shard_http import ShardReadiness
 from tests.configs import broker_config
@@ -85,7 +84,7 @@ class Stopping:
         self.node = NodeSupervisor(
             config,
             Cluster("5" * 32, SHARDS, owner_lease_ms),
-            [ShardChild(number, command or ["false"], os.environ) for number in range(SHARDS)],
+            lambda _: command or ["false"],
             notifier=ServiceNotifier({}),
             read_config=lambda: config,
         )

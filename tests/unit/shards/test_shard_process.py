@@ -77,23 +77,11 @@ def test_systemd_is_told_by_the_supervisor_alone() -> None:
 
 def test_a_process_whose_supervisor_ended_before_it_began_serves_nothing() -> None:
     """Not a signal of the kernel, which is for a supervisor that ends later."""
-    assert reason_of("end_with(supervisor_pid=0)", "") == "NO_SUPERVISOR"
-
-
-def test_a_process_that_is_not_told_to_begin_serves_nothing() -> None:
-    assert reason_of("wait_begin()", "") == "NO_SUPERVISOR"
-    assert reason_of("wait_begin()", "b") == ""
-
-
-def reason_of(call: str, stdin: str) -> str:
-    """Return why the process of a shard ends with this call."""
     program = (
         "from broker.errors import Fenced\n"
-        "from broker.shards.beginning import end_with, wait_begin\n"
-        f"try:\n    {call}\n"
+        "from broker.shards.shard_process import end_with\n"
+        "try:\n    end_with(supervisor_pid=0)\n"
         "except Fenced as error:\n    print(error.reason)\n"
     )
-    ended = subprocess.run(
-        (sys.executable, "-c", program), input=stdin, capture_output=True, text=True, check=True
-    )
-    return ended.stdout.strip()
+    ended = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["NO_SUPERVISOR"]

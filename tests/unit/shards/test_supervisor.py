@@ -20,9 +20,9 @@ from broker.rpc.port import GrpcPort
 from broker.runtime.notify import ServiceNotifier
 from broker.settings import UNIX
 from broker.shards import supervisor
-from broker.shards.child import ShardChild, shard_command
+from broker.shards.child import ShardChild
 from broker.shards.shard_process import http_socket
-from broker.shards.supervisor import ShardSupervisor
+from broker.shards.supervisor import ShardSupervisor, shard_command
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp, ShardReadiness
 from tests.configs import broker_config
@@ -54,10 +54,7 @@ class Supervised:
         os.mkdir(f"{folder}/run")
         self.https = [self._http(UNIX + http_socket(config, number), number) for number in range(2)]
         self.supervisor = ShardSupervisor(
-            config,
-            [ShardChild(number, ["sleep", "100"], os.environ) for number in range(2)],
-            notifier=ServiceNotifier({}),
-            read_config=lambda: config,
+            config, lambda _: ["sleep", "100"], notifier=ServiceNotifier({}), read_config=lambda: config
         )
 
     def _http(self, address: str, number: int) -> HttpServer:
