@@ -442,6 +442,8 @@ class ClusterWorld:
     async def _create(self) -> None:
         request = admin_pb2.CreateSubscriptionRequest(topic=self.topic, name=SUBSCRIPTION, initial_position=2)
         while await self._ask("CreateSubscription", request) is None:
+            if self.count["SUBSCRIPTION_ALREADY_EXISTS"]:  # the answer to an earlier request was lost
+                return
             await asyncio.sleep(0.5)
 
     def _trouble(self) -> None:
