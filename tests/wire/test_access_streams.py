@@ -127,10 +127,11 @@ async def test_sdk_goes_on_with_a_new_token_and_loses_nothing(serve: Serve, file
 
     got: list[bytes] = []
     sent: list[bytes] = []
+    # With a name: a batch that is being written as its stream ends has no answer, and goes again.
     async with (
         postdate.connect(wire.server.grpc_address, token=token) as client,
         client.subscribe("orders", "billing") as subscription,
-        client.producer("orders") as producer,
+        client.producer("orders", producer_name="p") as producer,
     ):
 
         async def consume() -> None:
