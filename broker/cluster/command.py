@@ -79,7 +79,7 @@ async def _check_and_tell(stores: Sequence[ObjectStore]) -> int:
 def _tell(check: StoreCheck, stores: Sequence[ObjectStore]) -> None:
     click.echo(
         f"{check.names} names, {check.creates} creates, {check.cut} of them interrupted and repeated, "
-        f"{check.unanswered} without an answer, through {len(stores)} endpoint{('s' if len(stores) > 1 else '')}"
+        f"{check.unanswered} without an answer, through {len(stores)} endpoint{'s' if len(stores) > 1 else ''}"
     )
     click.echo(f"time of a create: median {check.create_ms(0.5):.1f} ms, maximum {check.create_ms(1):.1f} ms")
     for problem in check.problems:

@@ -5,7 +5,7 @@
     parts/<shard>/chunks/...
 
 Parts are stored first and the object that names them last, so a backup is whole or not there. What an upload that was
-killed leaves is used by the next one. Nothing is overwritten.
+killed leaves is used by the next one, or goes as what removed backups leave. Nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from broker.folder.restore import NewShardFolders
 from broker.folder.shard_folders import read_shards, shard_folder
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs
-from broker.storage.backup_marker import Backup as Marker
 from broker.storage.backup_marker import is_backup_name, plan_prune
 from broker.storage.layout import Layout
 
@@ -124,48 +123,39 @@ class ShardUploads:
     async def remove(self, name: str) -> None:
         """Remove a backup. Raises NotFound, or Refused for the two newest of a broker."""
         backup = await self.find(name)
-        own = [each.name for each in await self.backups() if each.broker_id == backup.broker_id]
+        backups = await self.backups()
+        own = [each.name for each in backups if each.broker_id == backup.broker_id]
         if backup.name in own[-_KEPT_MIN:]:
             raise Refused(f"The backup {name} stays: a broker's two newest are kept", reason="BACKUP_KEPT")
-        await self._remove(backup)
+        await self._store.remove(f"backups/{backup.name}")  # from here on it is none
+        await self._sweep(backups)
 
     async def prune(self, broker_id: str, keep_count: int, max_age_ms: int) -> list[str]:
         """Remove a broker's backups that are too many or too old, never its two newest; returns their names."""
         backups = await self.backups()
         kept = [each.name for each in backups if each.broker_id == broker_id][-_KEPT_MIN:]
-        markers = [
-            Marker(
-                each.name,
-                each.label,
-                each.broker_id,
-                each.create_time_ms,
-                0,
-                each.topics,
-                0,
-                each.bytes,
-                0,
-                0,
-            )
-            for each in backups
-        ]
-        names = [
-            name
-            for name in plan_prune(markers, broker_id, self._clock.now_ms(), keep_count, max_age_ms)
-            if name not in kept
-        ]
-        for backup in backups:
-            if backup.name in names:
-                await self._remove(backup)
+        pruned = plan_prune(backups, broker_id, self._clock.now_ms(), keep_count, max_age_ms)
+        names = [name for name in pruned if name not in kept]
+        for name in names:
+            await self._store.remove(f"backups/{name}")
+        await self._sweep(backups)
         return names
 
     def _part(self, number: int) -> BaseStore:
         return BaseStore(ShardStore(self._objects, number, "parts"), self._clock)
 
-    async def _remove(self, backup: ShardedBackup) -> None:
-        await self._store.remove(f"backups/{backup.name}")  # from here on it is none
-        for number, name in enumerate(backup.bases):
-            with suppress(NotFound, Refused):  # an upload may build on it: it goes with the next one
-                await self._part(number).remove(name)
+    async def _sweep(self, before: Sequence[ShardedBackup]) -> None:
+        """Remove the bases that no backup names: of backups that are gone, and of uploads that were killed.
+
+        `before`: all backups before some were removed. What an upload under way may build on stays until a later call.
+        """
+        named = {part for backup in await self.backups() for part in enumerate(backup.bases)}
+        for number in range(max((len(backup.bases) for backup in before), default=0)):
+            part = self._part(number)
+            for name in await part.names():
+                if (number, name) not in named:
+                    with suppress(NotFound, Refused):
+                        await part.remove(name)
 
 
 def _encode(backup: ShardedBackup) -> bytes:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from typing import Protocol
 
 import google_crc32c
 
@@ -96,8 +97,21 @@ def decode_marker(data: bytes, path: str) -> Backup:
     return Backup(**values)  # type: ignore[arg-type]  # each is of its kind, as was just checked
 
 
+class Dated(Protocol):
+    """A backup of a broker, wherever it lies."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def broker_id(self) -> str: ...
+
+    @property
+    def create_time_ms(self) -> int: ...
+
+
 def plan_prune(
-    backups: Sequence[Backup], broker_id: str, now_ms: int, keep_count: int, max_age_ms: int
+    backups: Sequence[Dated], broker_id: str, now_ms: int, keep_count: int, max_age_ms: int
 ) -> list[str]:
     """Names of the broker's own backups that are too many or too old; never the newest. 0 means no limit."""
     own = sorted(
@@ -114,7 +128,7 @@ def plan_prune(
     ]
 
 
-def _age_order(backup: Backup) -> tuple[int, str]:
+def _age_order(backup: Dated) -> tuple[int, str]:
     return backup.create_time_ms, backup.name
 
 
