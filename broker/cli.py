@@ -834,22 +834,35 @@ async def _move_shard(connection: Settings, shard: int, to: str) -> None:
 
     try:
         async with connection.client() as client:
+            addresses = {node.name: node.address for node in (await client.cluster()).nodes}
+            before = await _ask_shard(connection, to, addresses.get(to), shard)
             await client.move_shard(to, shard=shard)
-            address = next(node.address for node in (await client.cluster()).nodes if node.name == to)
     except postdate.PostdateError as error:
         raise click.ClickException(str(error)) from error
     try:
         async with asyncio.timeout(_MOVE_SECONDS):
             while True:
-                if any(
-                    told.is_owner and told.shard == shard for told in await _ask_node(connection, to, address)
-                ):
+                now = await _ask_shard(connection, to, addresses[to], shard)
+                if now is not None and now.is_owner:
                     return
+                # Where a store or disk is slow for a whole lease, whoever is first in rank comes before.
+                if now is not None and before is not None and now.owner and now.epoch > before.epoch:
+                    raise click.ClickException(
+                        f"{now.owner} took the shard over before {to} could: repeat the command if {to} is still to "
+                        "own it"
+                    )
                 await asyncio.sleep(_MOVE_LOOK_SECONDS)
     except TimeoutError:
         raise click.ClickException(
             f"The hand-over has begun, but {to} does not own the shard yet: check with `cluster status`"
         ) from None
+
+
+async def _ask_shard(connection: Settings, name: str, address: str | None, shard: int) -> NodeStatus | None:
+    """Return what a node says of one shard; None if it does not answer."""
+    if address is None:
+        return None
+    return next((told for told in await _ask_node(connection, name, address) if told.shard == shard), None)
 
 
 async def _ask_nodes(connection: Settings) -> tuple[str, list[NodeStatus]]:

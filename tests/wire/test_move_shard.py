@@ -175,3 +175,14 @@ async def test_the_command_goes_through_any_node_and_waits_for_the_new_owner(pai
     pair.follower = pair.view("a")._replace(route=OwnerRoute(8, "b", address))
     result = await within(done)
     assert (result.exit_code, result.output) == (0, "b owns the shard\n")
+
+
+async def test_the_command_says_at_once_that_another_node_was_faster(pair: Pair):
+    """As where the disk of the named node stalls for a lease: whoever is first in rank takes over then."""
+    command = ["cluster", "move", "--address", pair.wire.server.grpc_address, "--to", "b"]
+    done = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, main, command))
+    await eventually(lambda: bool(pair.resigned_to))
+    pair.follower = pair.view("b")._replace(route=OwnerRoute(8, "c", "127.0.0.1:1"))
+    result = await within(done)
+    assert result.exit_code == 1
+    assert "c took the shard over before b could" in result.output
