@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 READ_PATIENCE = 4
 """So many times the time of an attempt, at most, for a read while reads have had no answer in time."""
+LIST_PATIENCE = 16
+"""The same for a page of a list, for which some stores go through a whole folder. No lease counts on its time."""
 
 _PAGE = 1000
 _NO_RIGHTS = ("401 Unauthorized", "403 Forbidden")
@@ -35,12 +37,41 @@ class AttemptTime(NamedTuple):
         return self.seconds + self.seconds_per_mib * length / MIB
 
 
+class _Patience:
+    """The time for answers of one kind.
+
+    One without an answer in time gives those that follow twice the time each, until one is answered in the usual time
+    again: else nobody could ask a store that is slow for all, however often it is asked.
+    """
+
+    def __init__(self, attempt: AttemptTime, at_most: int) -> None:
+        self._attempt = attempt
+        self._at_most = at_most
+        self._factor = 1
+
+    async def wait(self, answer: Awaitable[T], length: int = 0) -> T:
+        """Return an answer of so many bytes. Raises TimeoutError."""
+        loop, usual_seconds = asyncio.get_running_loop(), self._attempt.of(length)
+        begin = loop.time()
+        try:
+            async with asyncio.timeout(usual_seconds * self._factor):
+                result = await answer
+        except TimeoutError:
+            self._factor = min(2 * self._factor, self._at_most)
+            raise
+        if (
+            loop.time() - begin < usual_seconds and result is not None
+        ):  # the end of a list is told without the store
+            self._factor = 1
+        return result
+
+
 class RemoteStore:
     """Objects of a store that the library knows.
 
-    A read without an answer in time gives those that follow twice the time each, until one is answered in the usual
-    time again: else nobody could read from a store that is slow for all, however often it is asked. A create has no
-    more time than it was given, as an owner's lease counts on that.
+    Reads and lists are waited for the longer, the slower the store is; each of the two by its own answers, as a store
+    that reads at once may need seconds for a page of a list. A create has no more time than it was given, as an owner's
+    lease counts on that.
     """
 
     def __init__(self, library: Any, store: Any, url: str, attempt: AttemptTime) -> None:
@@ -49,7 +80,8 @@ class RemoteStore:
         self._store = store
         self._url = url
         self._attempt = attempt
-        self._patience = 1
+        self._reads = _Patience(attempt, READ_PATIENCE)
+        self._lists = _Patience(attempt, LIST_PATIENCE)
 
     @property
     def url(self) -> str:
@@ -70,8 +102,8 @@ class RemoteStore:
     async def read(self, name: str) -> bytes:
         check_name(name)
         with self._failures(f"read {name}"):
-            answer = await self._timed_read(self._library.get_async(self._store, name), 0)
-            return bytes(await self._timed_read(answer.bytes_async(), answer.meta["size"]))
+            answer = await self._reads.wait(self._library.get_async(self._store, name))
+            return bytes(await self._reads.wait(answer.bytes_async(), answer.meta["size"]))
 
     async def read_range(self, name: str, start: int, length: int) -> bytes:
         try:
@@ -87,21 +119,21 @@ class RemoteStore:
         check_name(name)
         with self._failures(f"read {name}"):
             options = {"range": (start, start + length)}
-            answer = await self._timed_read(self._library.get_async(self._store, name, options=options), 0)
+            answer = await self._reads.wait(self._library.get_async(self._store, name, options=options))
             first, end = answer.range
-            return bytes(await self._timed_read(answer.bytes_async(), end - first))
+            return bytes(await self._reads.wait(answer.bytes_async(), end - first))
 
     async def info(self, name: str) -> ObjectInfo:
         check_name(name)
         with self._failures(f"look at {name}"):
-            return _info(await self._timed_read(self._library.head_async(self._store, name), 0))
+            return _info(await self._reads.wait(self._library.head_async(self._store, name)))
 
     async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         stream = self._library.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
         pages = aiter(stream)
         while True:
             with self._failures(f"list {folder}"):
-                page = await self._timed_read(_next_page(pages), 0)
+                page = await self._lists.wait(_next_page(pages))
             if page is None:
                 return
             for meta in page:
@@ -118,19 +150,6 @@ class RemoteStore:
     async def _timed(self, answer: Awaitable[T], length: int) -> T:
         async with asyncio.timeout(self._attempt.of(length)):
             return await answer
-
-    async def _timed_read(self, answer: Awaitable[T], length: int) -> T:
-        loop, usual_seconds = asyncio.get_running_loop(), self._attempt.of(length)
-        begin = loop.time()
-        try:
-            async with asyncio.timeout(usual_seconds * self._patience):
-                result = await answer
-        except TimeoutError:
-            self._patience = min(2 * self._patience, READ_PATIENCE)
-            raise
-        if loop.time() - begin < usual_seconds:
-            self._patience = 1
-        return result
 
     @contextmanager
     def _failures(self, doing: str) -> Iterator[None]:
