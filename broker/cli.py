@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from broker.cluster.base_manifest import Base
     from broker.cluster.base_store import BaseStore
     from broker.cluster.status import NodeStatus
-    from broker.folder.shard_uploads import ShardedBackup, ShardUploads
+    from broker.folder.shard_uploads import ShardUploads
+    from broker.folder.uploaded_shards import ShardedBackup
     from postdate import Client
     from postdate.backups import Backup
     from postdate.commands.settings import Settings
@@ -178,21 +179,15 @@ def dump(path: str) -> None:
 def verify(data_dir: str, output: str) -> None:
     """Check every file of a stopped broker's data directory, or of a backup: manifests, journal, ledgers, cursors.
 
-    If the broker has several shards, all of them are checked, and each line of the report begins with the shard.
-    DATA_DIR may also be the URL of a backup in an object store, as for `audit`.
+    DATA_DIR may also be the URL of a backup in an object store, as for `audit`. If the broker has several shards, all
+    of them are checked, and each line of the report begins with the shard.
 
     Exit code 0: no problems; 2: problems found; 1: the check could not be made.
     """
-    from broker.cluster.base_vfs import pin_base  # noqa: PLC0415
-    from broker.jobs.folder import reading_vfs  # noqa: PLC0415
-    from broker.jobs.verify import verify_data_dir, verify_folder  # noqa: PLC0415
+    from broker.jobs.verify import verify_folder, verify_store  # noqa: PLC0415
 
     try:
-        if is_store_url(data_dir):
-            folder = pin_base(data_dir)
-            report = verify_data_dir(reading_vfs(folder), folder)
-        else:
-            report = verify_folder(LocalVfs(), data_dir)
+        report = verify_store(data_dir) if is_store_url(data_dir) else verify_folder(LocalVfs(), data_dir)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except PostdateError as error:
@@ -258,7 +253,8 @@ def audit(**options: Any) -> None:
     """Check the delayed index against the log, in a backup or in the data directory of a stopped broker.
 
     FOLDER may also be the URL of a backup in an object store: s3://bucket/prefix#NAME, or s3://bucket/prefix for the
-    newest one. It is read in place. If the broker has several shards, one report covers all of them.
+    newest one. It is read in place. If the broker has several shards, one report covers all of them, and each finding
+    names its shard.
 
     \b
     Exit code 0: clean; 1: warnings only; 2: errors found; 3: not everything could be checked;
@@ -675,18 +671,12 @@ def _restore_base(url: str, data_dir: str) -> str:
     store, _, name = url.partition("#")
     bases, uploads = _open_bases(store), _open_uploads(store)
 
-    async def sharded() -> ShardedBackup | None:
-        """Return the backup of several shards that is meant, if it is one."""
-        if is_backup_name(name):
-            return await uploads.find(name)
-        return None if name or await bases.names() or not await uploads.backups() else await uploads.find("")
-
     async def restore_shards(backup: ShardedBackup) -> None:
         ids = [str(uuid.uuid4()) for _ in backup.bases]
         with _restore_bar(backup.bytes) as bar:
             await uploads.restore(backup, LocalVfs(), data_dir, ids, tell=bar.update)
 
-    if (backup := asyncio.run(sharded())) is not None:
+    if (backup := asyncio.run(uploads.choose(name))) is not None:
         asyncio.run(restore_shards(backup))
         shards = len(backup.bases)
         return f"{_topics(backup.topics)} in {shards} shards: start a broker on it with --shards {shards}"

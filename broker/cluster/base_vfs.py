@@ -1,11 +1,11 @@
 """The files of a base, read where they lie in the object store: a read-only file system for audits.
 
-What is read comes in blocks of `BLOCK_BYTES`, of which the last `_CACHED` are kept. Whoever reads a file from one end
-to the other gets twice as much with each request, up to `_AHEAD` blocks more. A chunk that is read whole at once is
-checked against its name. Of others only what the file's own checksums cover is known to be right, which is what an
-audit looks at.
+What is read comes in blocks of `BLOCK_BYTES`, of which the last `_CACHED` are kept, of all bases that a process reads.
+Whoever reads a file from one end to the other gets twice as much with each request, up to `_AHEAD` blocks more. A chunk
+that is read whole at once is checked against its name. Of others only what the file's own checksums cover is known to
+be right, which is what an audit looks at.
 
-Every call blocks, in a loop of its own: not for use on an event loop.
+Every call blocks, in a loop that all bases share: not for use on an event loop.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import atexit
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from typing import NamedTuple, TypeVar
 
 from broker.cluster.base_manifest import BaseFile, BaseManifest, ChunkPlace, chunk_places
 from broker.cluster.base_plan import choose_base
 from broker.cluster.base_store import ATTEMPT, IN_FLIGHT, BaseStore
 from broker.cluster.stores import open_store
+from broker.config import SHARDS_MAX
 from broker.runtime.clock import SystemClock
 from broker.runtime.flight import for_all
 from broker.runtime.vfs import Buffer, File
@@ -30,7 +31,7 @@ BLOCK_BYTES = 128 << 10
 _AHEAD = 64
 _CACHED = 512
 
-RunHere = Callable[[Coroutine[Any, Any, None]], None]
+T = TypeVar("T")
 
 
 class _Block(NamedTuple):
@@ -48,23 +49,38 @@ class _Block(NamedTuple):
         return min(BLOCK_BYTES, self.place.length - self.start)
 
 
+class BlockReader:
+    """Loop and last blocks that the bases of one process share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held by whoever looks for blocks, or lets the loop run."""
+        self.blocks: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        """By the root of the base, the path of the file and the offset."""
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
 class BaseVfs:
     """See the module's description. `root` stands before the paths of the files, as a folder's path would."""
 
-    def __init__(self, bases: BaseStore, manifest: BaseManifest, root: str, run: RunHere) -> None:
+    def __init__(self, bases: BaseStore, manifest: BaseManifest, root: str, reader: BlockReader) -> None:
         self.base = manifest.base
         self._bases = bases
         self._manifest = manifest
         self._root = root
-        self._run = run
+        self._reader = reader
         self._folders: dict[str, set[str]] = {"": set()}
         for path in manifest.files:
             folder, _, name = path.rpartition("/")
             while name:
                 self._folders.setdefault(folder, set()).add(name)
                 folder, _, name = folder.rpartition("/")
-        self._cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # by path and offset
-        self._lock = threading.Lock()
 
     def open(self, path: str, *, create: bool = False) -> File:
         if create:
@@ -87,8 +103,8 @@ class BaseVfs:
 
     def forget(self) -> None:
         """Read everything anew from here on."""
-        with self._lock:
-            self._cache.clear()
+        with self._reader.lock:
+            self._reader.blocks.clear()
 
     def make_dir(self, path: str) -> None:
         raise _read_only(path)
@@ -120,7 +136,7 @@ class BaseVfs:
 
     def _read(self, file: BaseFile, length: int, offset: int) -> bytes:
         end = min(offset + length, file.size)
-        with self._lock:
+        with self._reader.lock:
             wanted = _blocks(file, self._manifest.chunk_bytes, offset, end)
             parts = {
                 block.offset: part for block in wanted if (part := self._cached(file, block)) is not None
@@ -148,11 +164,12 @@ class BaseVfs:
                 at = block.start - start
                 fetched[block.offset] = body[at : at + block.length]
 
-        self._run(for_all(_spans(missing), fetch, IN_FLIGHT))
+        self._reader.run(for_all(_spans(missing), fetch, IN_FLIGHT))
+        blocks = self._reader.blocks
         for offset in sorted(fetched):
-            self._cache[file.path, offset] = fetched[offset]
-        while len(self._cache) > _CACHED:
-            self._cache.popitem(last=False)
+            blocks[self._root, file.path, offset] = fetched[offset]
+        while len(blocks) > _CACHED:
+            blocks.popitem(last=False)
         return fetched
 
     def _kept_before(self, file: BaseFile, offset: int) -> int:
@@ -165,9 +182,10 @@ class BaseVfs:
         return _AHEAD
 
     def _cached(self, file: BaseFile, block: _Block) -> bytes | None:
-        part = self._cache.get((file.path, block.offset))
+        key = self._root, file.path, block.offset
+        part = self._reader.blocks.get(key)
         if part is not None:
-            self._cache.move_to_end((file.path, block.offset))
+            self._reader.blocks.move_to_end(key)
         return part
 
 
@@ -208,7 +226,15 @@ class _BaseVfsFile:
         pass
 
 
-@lru_cache(maxsize=4)
+@cache
+def process_reader() -> BlockReader:
+    """The reader of all bases that `open_base_vfs` opens."""
+    reader = BlockReader()
+    atexit.register(reader.close)
+    return reader
+
+
+@lru_cache(maxsize=SHARDS_MAX)  # the parts of one backup
 def open_base_vfs(root: str) -> BaseVfs:
     """The files of the base that `root` names, as `<url of a store>#<name of a base>`; one for a process.
 
@@ -216,9 +242,10 @@ def open_base_vfs(root: str) -> BaseVfs:
     """
     url, _, name = root.partition("#")
     bases = BaseStore(open_store(url, ATTEMPT), SystemClock())
-    runner = asyncio.Runner()
-    atexit.register(runner.close)
-    return BaseVfs(bases, runner.run(bases.read_manifest(name)), root, runner.run)
+    reader = process_reader()
+    with reader.lock:
+        manifest = reader.run(bases.read_manifest(name))
+    return BaseVfs(bases, manifest, root, reader)
 
 
 def pin_base(url: str) -> str:

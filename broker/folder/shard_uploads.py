@@ -1,82 +1,31 @@
-"""Backups of brokers with several shards in an object store: a base of each shard, and an object that names them all.
-
-    backups/<name>               names a base of each shard; from when it is there, the backup counts
-    parts/<shard>/bases/<name>   bases of each shard by itself, as of a broker without shards, with chunks of its own
-    parts/<shard>/chunks/...
+"""Backups of brokers with several shards in an object store, made, restored and removed.
 
 Parts are stored first and the object that names them last, so a backup is whole or not there. What an upload that was
-killed leaves is used by the next one, or goes as what removed backups leave. Nothing is overwritten.
+killed leaves is used by the next one, or goes as what removed backups leave. Nothing is overwritten. What lies where:
+`uploaded_shards.py`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 
-import google_crc32c
-
-from broker.cluster.base_store import BaseStore, Tell
-from broker.cluster.object_store import ObjectStore
-from broker.cluster.patient_store import PatientStore
-from broker.cluster.shard_store import ShardStore
-from broker.errors import Corrupt, NotFound, Refused
+from broker.cluster.base_store import Tell
+from broker.errors import NotFound, Refused
 from broker.folder.backup import read_marker
 from broker.folder.bases import restore_base, upload_backup
 from broker.folder.restore import NewShardFolders
 from broker.folder.shard_folders import read_shards, shard_folder
-from broker.runtime.clock import Clock
+from broker.folder.uploaded_shards import ShardedBackup, ShardedBackups, encode_backup
 from broker.runtime.vfs import Vfs
-from broker.storage.backup_marker import is_backup_name, plan_prune
+from broker.storage.backup_marker import plan_prune
 from broker.storage.layout import Layout
 
-_FORMAT = "postdate-sharded-backup"
-_BYTES_MAX = 1 << 20
 _KEPT_MIN = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedBackup:
-    """A backup of all shards of a broker."""
-
-    name: str
-    label: str
-    broker_id: str
-    create_time_ms: int
-    topics: int
-    bytes: int
-    uploaded_bytes: int
-    bases: tuple[str, ...]
-    """Names of the bases of the shards, in order."""
-
-
-class ShardUploads:
-    """The backups of brokers with several shards under one prefix of an object store."""
-
-    def __init__(self, store: ObjectStore, clock: Clock) -> None:
-        self._objects = store
-        self._store = PatientStore(store)
-        self._clock = clock
-
-    async def backups(self) -> list[ShardedBackup]:
-        """All backups, the oldest first. Raises Corrupt."""
-        names = sorted(
-            info.name for info in await self._store.objects("backups") if is_backup_name(info.name)
-        )
-        found = []
-        for name in names:
-            with suppress(FileNotFoundError):  # removed since it was listed
-                found.append(_decode(await self._store.read_range(f"backups/{name}", 0, _BYTES_MAX), name))
-        return found
-
-    async def find(self, name: str) -> ShardedBackup:
-        """Return the backup of a name, or the newest if the name is empty. Raises NotFound, Corrupt."""
-        backups = await self.backups()
-        for backup in reversed(backups):
-            if name in ("", backup.name):
-                return backup
-        raise NotFound(f"{self._store.url} has no backup {name!a}", reason="BACKUP_NOT_FOUND")
+class ShardUploads(ShardedBackups):
+    """Makes, restores and removes the backups under one prefix of an object store."""
 
     async def upload(self, vfs: Vfs, folder: str, tell: Tell = lambda count: None) -> ShardedBackup:
         """Store a backup of several shards. Raises NotFound or Corrupt unless it is one, Unavailable, OSError."""
@@ -96,7 +45,7 @@ class ShardUploads:
             sum(base.uploaded_bytes for base in bases),
             tuple(base.name for base in bases),
         )
-        await self._store.put(f"backups/{backup.name}", _encode(backup))
+        await self._store.put(f"backups/{backup.name}", encode_backup(backup))
         return backup
 
     async def restore(
@@ -141,9 +90,6 @@ class ShardUploads:
         await self._sweep(backups)
         return names
 
-    def _part(self, number: int) -> BaseStore:
-        return BaseStore(ShardStore(self._objects, number, "parts"), self._clock)
-
     async def _sweep(self, before: Sequence[ShardedBackup]) -> None:
         """Remove the bases that no backup names: of backups that are gone, and of uploads that were killed.
 
@@ -156,35 +102,3 @@ class ShardUploads:
                 if (number, name) not in named:
                     with suppress(NotFound, Refused):
                         await part.remove(name)
-
-
-def _encode(backup: ShardedBackup) -> bytes:
-    content = {"format": _FORMAT, "version": 1, **asdict(backup), "bases": list(backup.bases)}
-    return json.dumps({**content, "crc32c": _crc(content)}, sort_keys=True).encode() + b"\n"
-
-
-def _decode(data: bytes, name: str) -> ShardedBackup:
-    """Any bytes give a backup or Corrupt."""
-    try:
-        content = json.loads(data)
-        crc, kind, version = (content.pop(key) for key in ("crc32c", "format", "version"))
-        backup = ShardedBackup(**{**content, "bases": tuple(content["bases"])})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(name) from error
-    whole = {"format": kind, "version": version, **content}
-    if (kind, crc, backup.name) != (_FORMAT, _crc(whole), name):
-        raise _damaged(name)
-    if version != 1:
-        raise Corrupt(
-            f"The backup {name} has version {version}, which is newer than this", path=f"backups/{name}"
-        )
-    return backup
-
-
-def _damaged(name: str) -> Corrupt:
-    return Corrupt("The object that names the parts of a backup is damaged", path=f"backups/{name}")
-
-
-def _crc(content: dict[str, object]) -> int:
-    plain = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return int(google_crc32c.value(plain))

@@ -67,8 +67,7 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     with contextlib.ExitStack() as held:
         if request.report_dir is not None:
             held.enter_context(_sole_writer(Path(request.report_dir)))
-        path = _absolute(request.folder)
-        folders = held.enter_context(open_folders(path))
+        folders = held.enter_context(open_folders(_absolute(request.folder)))
         started_ms = time.time_ns() // 1_000_000
         begun = time.monotonic()
         held.callback(engine.stop)
@@ -80,7 +79,7 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     run = RunFacts(
         run_id=secrets.token_hex(8),
         version=_version(),
-        folder=path if shard.shards > 1 else folders[0].path,
+        folder=folders[0].whole or folders[0].path,
         folder_kind=folders[0].kind,
         unused_shards=sorted({*range(shard.shards)} - {folder.shard.number for folder in folders}),
         level=request.level.value,

@@ -1,19 +1,23 @@
-"""The folder that an audit reads: a backup, a base in an object store, or the data directory of a stopped broker.
+"""The folders that an audit reads: a backup, bases in an object store, or the data directory of a stopped broker.
 
 Blocks; changes nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from broker.cluster.base_store import ATTEMPT
 from broker.cluster.base_vfs import open_base_vfs, pin_base
-from broker.cluster.stores import is_store_url
-from broker.errors import Fenced, NotFound
+from broker.cluster.stores import is_store_url, open_store
+from broker.errors import Corrupt, Fenced, NotFound
 from broker.folder.shard_folders import read_shards, refuse_shard_folders, shard_folder
+from broker.folder.uploaded_shards import ShardedBackups, part_urls
+from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
 from broker.storage.layout import Layout, is_unused
 from broker.topic_shards import ALL_TOPICS, TopicShard
@@ -40,6 +44,8 @@ class Folder:
     kind: str  # BACKUP, BASE or DATA_DIR
     vfs: Vfs
     shard: TopicShard = ALL_TOPICS
+    whole: str = ""
+    """Path of all shards, where there are several."""
 
     @property
     def layout(self) -> Layout:
@@ -47,16 +53,27 @@ class Folder:
 
 
 def pin_folders(path: str) -> list[str]:
-    """Return the paths by which every process reads the same: with the name of a base, if it is the URL of a store.
+    """Return the paths by which every process reads the same: with the names of bases, if it is the URL of a store.
 
     Of a broker with several shards there is one for each that holds something. Raises NotFound, Refused and Corrupt.
     """
     if is_store_url(path):
-        return [pin_base(path)]
+        return list(_pin_parts(path)[1])
     vfs = ReadOnlyVfs()
     if not (shards := read_shards(vfs, path)):
         return [path]
     return [shard_folder(path, number) for number in used_shards(vfs, path, shards)]
+
+
+def _pin_parts(url: str) -> tuple[str, Sequence[str]]:
+    """Return the URL of a backup with its name, and that of the base of each shard; without shards both are one."""
+    store, _, name = url.partition("#")
+    backups = ShardedBackups(open_store(store, ATTEMPT), SystemClock())
+    backup = asyncio.run(backups.choose(name))
+    if backup is None:
+        base = pin_base(url)
+        return base, [base]
+    return f"{store}#{backup.name}", part_urls(store, backup)
 
 
 def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
@@ -73,11 +90,19 @@ def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
 def open_folders(path: str) -> Iterator[list[Folder]]:
     """Hold a folder still as `open_folder` does; of a broker with several shards the whole and each of them.
 
-    Shards in which nothing was ever stored are left out. Also raises Refused and Corrupt, if it cannot be told which
-    shards there are.
+    Shards in which nothing was ever stored are left out. The URL of an object store means the newest backup there, or
+    with `#name` that one. Also raises Refused and Corrupt, if it cannot be told which shards there are.
     """
+    if is_store_url(path):
+        whole, parts = _pin_parts(path)
+        shards = len(parts)
+        yield [
+            Folder(part, BASE, _open_part(part, number, shards), TopicShard(number, shards), whole)
+            for number, part in enumerate(parts)
+        ]
+        return
     vfs, layout = ReadOnlyVfs(), Layout(path.rstrip("/") or "/")
-    shards = 0 if is_store_url(path) else read_shards(vfs, path)
+    shards = read_shards(vfs, path)
     with contextlib.ExitStack() as held:
         if not shards:
             yield [held.enter_context(open_folder(path))]
@@ -89,10 +114,21 @@ def open_folders(path: str) -> Iterator[list[Folder]]:
                 raise _at_work(path)
         yield [
             replace(
-                held.enter_context(open_folder(shard_folder(path, number))), shard=TopicShard(number, shards)
+                held.enter_context(open_folder(shard_folder(path, number))),
+                shard=TopicShard(number, shards),
+                whole=path,
             )
             for number in used_shards(vfs, path, shards)
         ]
+
+
+def _open_part(part: str, number: int, shards: int) -> Vfs:
+    try:
+        return open_base_vfs(part)
+    except (NotFound, Corrupt) as error:
+        if shards == 1:
+            raise
+        raise Corrupt(f"The part of shard {number} cannot be read: {error.message}") from error
 
 
 def used_shards(vfs: Vfs, data_dir: str, shards: int) -> list[int]:
@@ -110,15 +146,10 @@ def used_shards(vfs: Vfs, data_dir: str, shards: int) -> list[int]:
 
 @contextlib.contextmanager
 def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
-    """Hold a folder still. A backup or a base never changes; a data directory is locked, as a broker locks it.
+    """Hold a folder still. A backup never changes; a data directory is locked, as a broker locks it.
 
-    The URL of an object store means the newest base there, or with `#name` that one. Raises NotFound for what is none
-    of these, Fenced if a broker or another job is at work there.
+    Raises NotFound for what is none of these, Fenced if a broker or another job is at work there.
     """
-    if is_store_url(path):
-        root = pin_base(path)
-        yield Folder(root, BASE, open_base_vfs(root))
-        return
     root = path.rstrip("/") or "/"
     layout = Layout(root)
     vfs = vfs or ReadOnlyVfs()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.delayed.check import Kind, Severity
 from broker.errors import Corrupt, Fenced, NotFound, Unavailable
 from broker.folder.shard_folders import read_shards, shard_folder
-from broker.jobs.folder import DATA_DIR, Folder
+from broker.jobs.folder import DATA_DIR, Folder, pin_folders, reading_vfs
 from broker.jobs.journal import JournalResult, check_journal
 from broker.jobs.plan import Plan, plan_audit
 from broker.jobs.units import check_unit
@@ -73,10 +73,27 @@ def verify_folder(vfs: Vfs, data_dir: str) -> Report:
     is_backup = vfs.exists(layout.backup_marker)
     try:
         reports = [
-            _verify_shard(vfs, data_dir, number, shards, is_backup=is_backup) for number in range(shards)
+            _verify_shard(vfs, data_dir, TopicShard(number, shards), is_backup=is_backup)
+            for number in range(shards)
         ]
     finally:
         lock.close()
+    return _merge(reports)
+
+
+def verify_store(url: str) -> Report:
+    """Check a backup in an object store where it lies, of a broker with several shards each part.
+
+    Raises NotFound if it is none, Corrupt if it cannot be told what it consists of, ConfigError, OSError and
+    Unavailable if it cannot be read.
+    """
+    parts = pin_folders(url)
+    if len(parts) == 1:
+        return verify_data_dir(reading_vfs(parts[0]), parts[0])
+    return _merge([_verify_part(part, TopicShard(number, len(parts))) for number, part in enumerate(parts)])
+
+
+def _merge(reports: Sequence[Report]) -> Report:
     return Report(
         [problem for report in reports for problem in report.problems],
         [note for report in reports for note in report.notes],
@@ -84,17 +101,37 @@ def verify_folder(vfs: Vfs, data_dir: str) -> Report:
     )
 
 
-def _verify_shard(vfs: Vfs, data_dir: str, number: int, shards: int, *, is_backup: bool) -> Report:
+def _verify_shard(vfs: Vfs, data_dir: str, shard: TopicShard, *, is_backup: bool) -> Report:
     """Check one shard; what is reported begins with its name."""
-    folder, name = shard_folder(data_dir, number), f"shard {number}"
-    if is_unused(vfs, Layout(folder)):
-        if is_backup:  # of which every shard has its part
-            return Report([f"{name}: The part of this shard is missing ({folder})"], [], f"{name}: missing")
-        return Report([], [f"{name}: Nothing was ever stored here"], f"{name}: nothing")
+    folder = shard_folder(data_dir, shard.number)
+    if not is_unused(vfs, Layout(folder)):
+        return _verify_used(vfs, folder, shard)
+    if is_backup:  # of which every shard has its part
+        return _named(shard, Report([f"The part of this shard is missing ({folder})"], [], "missing"))
+    return _named(shard, Report([], ["Nothing was ever stored here"], "nothing"))
+
+
+def _verify_part(part: str, shard: TopicShard) -> Report:
+    """Check the base of one shard; what is reported begins with its name."""
+    try:
+        vfs = reading_vfs(part)
+    except NotFound:
+        return _named(shard, Report([f"The part of this shard is missing ({part})"], [], "missing"))
+    except Corrupt as error:
+        return _named(shard, Report([error.message], [], "damaged"))
+    return _verify_used(vfs, part, shard)
+
+
+def _verify_used(vfs: Vfs, folder: str, shard: TopicShard) -> Report:
     report = verify_data_dir(vfs, folder)
-    problems = [*report.problems, *_misplaced(vfs, folder, TopicShard(number, shards))]
+    problems = [*report.problems, *_misplaced(vfs, folder, shard)]
+    return _named(shard, replace(report, problems=problems))
+
+
+def _named(shard: TopicShard, report: Report) -> Report:
+    name = f"shard {shard.number}"
     return Report(
-        [f"{name}: {problem}" for problem in problems],
+        [f"{name}: {problem}" for problem in report.problems],
         [f"{name}: {note}" for note in report.notes],
         f"{name}: {report.summary}",
     )

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.cli import main
+from broker.cluster.base_manifest import decode_manifest
+from broker.cluster.base_vfs import open_base_vfs, process_reader
 from broker.errors import Fenced
 from broker.folder.recovery import open_manifests
 from broker.folder.shard_backups import ShardBackups
@@ -483,6 +485,87 @@ async def test_a_backup_in_an_object_store_is_of_all_shards_and_whole_or_not_the
     whole.write_bytes((tmp_path / "aside").read_bytes().replace(b"three", b"thr33"))
     damaged = await command("restore", store, f"--data-dir={tmp_path / 'damaged'}")
     assert damaged.exit_code == 1 and "is damaged" in damaged.output
+
+
+def base_of(store: Path, url: str, shard: int) -> Path:
+    """Return the manifest of the part of a shard in a backup."""
+    marker = json.loads((store / "backups" / url.partition("#")[2]).read_bytes())
+    return store / "parts" / str(shard) / "bases" / marker["bases"][shard]
+
+
+def chunks_of(base: Path, ending: str = "") -> set[str]:
+    """Return the names of the chunks of the files of a base."""
+    files = decode_manifest(base.read_bytes(), base.name).files.values()
+    return {chunk for file in files if file.path.endswith(ending) for chunk in file.chunks}
+
+
+async def test_a_backup_in_an_object_store_is_verified_and_audited_as_a_whole(
+    shards: Shards, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("broker.jobs.engines.InlineEngine", lambda: InlineEngine(1))  # in this process
+    folder, store = tmp_path / "store", f"file://{tmp_path / 'store'}"
+    folder.mkdir()
+
+    async def command(*words: str) -> Any:
+        # As in a process of its own: nothing is kept of what was read before.
+        open_base_vfs.cache_clear()
+        process_reader().blocks.clear()
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert "Traceback" not in done.output
+        return done
+
+    async def problems(url: str) -> list[str]:
+        """Return what is wrong with a backup, by `verify`; `audit` has to say the same."""
+        verified = await command("verify", url, "--output=json")
+        audited = await command("audit", url, "--engine=inline", "--level=deep", "--output=json")
+        report = json.loads(audited.stdout)
+        found = json.loads(verified.stdout)["problems"]
+        assert verified.exit_code == audited.exit_code == (2 if found else 0), audited.output
+        assert [line["topic"] for line in report["topics"]] == sorted([A, B, B2])
+        assert (report["folder"], report["unused_shards"]) == (url if "#" in url else newest, [])
+        for finding in report["findings"]:
+            part = f"{store}/parts/{shard_of(finding['topic'], SHARDS)}"
+            assert part in finding["path"] + finding["what"]
+        assert len(found) == report["finding_count"]
+        return found
+
+    async def backup() -> str:
+        made = await command("backup", "create", store, "--address", shards.front.address)
+        assert made.exit_code == 0, made.output
+        return made.stdout.strip()
+
+    def damage(chunk: str) -> None:
+        path = folder / "parts" / "1" / "chunks" / chunk
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    for topic in (A, B, B2):
+        await wire.produce(topic, b"x" * 100)
+    older = await backup()
+    await wire.produce(B, b"y" * 100)
+    newest = await backup()
+    for url in (store, newest, older):
+        assert await problems(url) == []
+    summary = (await command("verify", store)).output.splitlines()
+    assert [line.partition(" topics")[0] for line in summary] == ["shard 0: 1", "shard 1: 2"]
+    of_older, of_newest = (chunks_of(base_of(folder, url, 1), ".data") for url in (older, newest))
+    (own,), (shared,) = of_older - of_newest, of_older & of_newest
+    damage(own)
+    (problem,) = await problems(older)
+    assert problem.startswith("shard 1: ") and own in problem
+    assert await problems(store) == [], "it has another chunk for this file"
+    damage(shared)
+    (problem,) = await problems(store)
+    assert problem.startswith("shard 1: ") and shared in problem
+    assert len(await problems(older)) == 2
+    one_topic = await command("audit", store, "--engine=inline", f"--topic={A}", "--level=deep")
+    assert one_topic.exit_code == 0, one_topic.output
+    # A part that is damaged or gone keeps nobody from the others.
+    for lose in (lambda path: path.write_bytes(b"?"), Path.unlink):
+        lose(base_of(folder, newest, 0))
+        told = (await command("verify", store)).output
+        assert "problem: shard 0: " in told and "problem: shard 1: " in told
+        told = await command("audit", store, "--engine=inline")
+        assert told.exit_code == 3 and "The part of shard 0 cannot be read" in told.output
 
 
 async def test_old_backups_of_all_shards_are_deleted_by_number():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from broker.cluster import base_vfs
 from broker.cluster.base_store import BaseCut, BaseStore
-from broker.cluster.base_vfs import BaseVfs, open_base_vfs, pin_base
+from broker.cluster.base_vfs import BaseVfs, BlockReader, open_base_vfs, pin_base, process_reader
 from broker.cluster.stores import open_store
 from broker.errors import Corrupt, MissingFile, NotFound
 from broker.runtime.clock import SystemClock
@@ -50,7 +51,7 @@ class CountingStore(FakeStore):
 
 
 class Scene:
-    def __init__(self, run: base_vfs.RunHere) -> None:
+    def __init__(self, reader: BlockReader) -> None:
         self.store = CountingStore()
         rng = random.Random(1)
         self.files = {path: rng.randbytes(size) for path, size in SIZES.items()}
@@ -63,7 +64,7 @@ class Scene:
 
         async def make() -> BaseVfs:
             base = await bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, 1, 0))
-            return BaseVfs(bases, await bases.read_manifest(base.name), ROOT, run)
+            return BaseVfs(bases, await bases.read_manifest(base.name), ROOT, reader)
 
         self.vfs = asyncio.run(make())
 
@@ -74,8 +75,9 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(base_vfs, "BLOCK_BYTES", BLOCK)
-    with asyncio.Runner() as runner:
-        yield Scene(runner.run)
+    reader = BlockReader()
+    yield Scene(reader)
+    reader.close()
 
 
 def test_any_part_of_any_file_is_what_it_was(scene: Scene) -> None:
@@ -173,20 +175,46 @@ def test_a_chunk_that_is_missing_or_short_or_damaged_is_told(scene: Scene) -> No
         scene.read("topics/long", 10, CHUNK + BLOCK)
 
 
+def store_bases(url: str, count: int) -> list[str]:
+    """Store bases with the lsn 1, 2, ..., in each of which `alive` holds its own; return their URLs."""
+    vfs = MemVfs()
+    for folder in ("data", "data/topics"):
+        vfs.make_dir(folder)
+    alive = vfs.open("data/alive", create=True)
+    bases = BaseStore(open_store(url), SystemClock())
+    names = []
+    for lsn in range(1, count + 1):
+        alive.pwrite([f"lsn {lsn:4}".encode()], 0)
+        names.append(asyncio.run(bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, lsn, 0))).name)
+    return [f"{url}#{name}" for name in names]
+
+
+def read_alive(base: str) -> bytes:
+    return open_base_vfs(base).open(f"{base}/alive").pread(9, 0)
+
+
 def test_a_base_is_opened_by_url(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
     with pytest.raises(NotFound, match="has no base"):
         pin_base(url)
-    vfs = MemVfs()
-    for folder in ("data", "data/topics"):
-        vfs.make_dir(folder)
-    vfs.open("data/alive", create=True).pwrite([b"first"], 0)
-    bases = BaseStore(open_store(url), SystemClock())
-    for lsn in (1, 2):
-        asyncio.run(bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, lsn, 0)))
-    newest, first = f"{url}#0000000000000002-t", f"{url}#0000000000000001-t"
+    first, newest = store_bases(url, 2)
+    assert (first, newest) == (f"{url}#0000000000000001-t", f"{url}#0000000000000002-t")
     assert pin_base(url) == newest and pin_base(first) == first
-    assert open_base_vfs(first).open(f"{first}/alive").pread(9, 0) == b"first"
+    assert read_alive(first) == b"lsn    1" and read_alive(newest) == b"lsn    2"
     assert open_base_vfs(first) is open_base_vfs(first)
     with pytest.raises(NotFound, match="no base 'x'"):
         pin_base(f"{url}#x")
+
+
+def test_bases_that_a_process_reads_share_one_loop_and_the_memory_for_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_vfs, "_CACHED", 3)
+    base, *others = store_bases(f"file://{tmp_path}", 6)
+    read_alive(base)
+    files = len(os.listdir("/proc/self/fd"))
+    for number, other in enumerate(others, 2):
+        assert read_alive(other) == b"lsn %4d" % number
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert [root for root, _, _ in process_reader().blocks] == others[-3:]
+    assert read_alive(base) == b"lsn    1"

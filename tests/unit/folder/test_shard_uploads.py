@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import google_crc32c
 import pytest
 
 from broker.cluster.base_plan import HOUR_MS, REST_MS
-from broker.errors import Refused, Unavailable
+from broker.cluster.base_store import BaseCut, BaseStore
+from broker.errors import Corrupt, NotFound, Refused, Unavailable
 from broker.folder.shard_folders import shard_folder, write_shards
-from broker.folder.shard_uploads import ShardedBackup, ShardUploads
+from broker.folder.shard_uploads import ShardUploads
+from broker.folder.uploaded_shards import ShardedBackup, decode_backup, encode_backup, part_urls
 from broker.storage.backup_marker import Backup, backup_name, encode_marker
+from broker.storage.layout import Layout
 from broker.testing.data_folder import FolderWriter
 from broker.testing.mem_vfs import MemVfs
 from tests.fake_store import FakeStore
@@ -36,7 +42,7 @@ class Scene:
         self.uploads = ShardUploads(self.store, self.clock)
         self._lsn = 0
 
-    async def upload(self) -> ShardedBackup:
+    async def upload(self, broker_id: str = "one") -> ShardedBackup:
         """Upload another backup, an hour after the one before."""
         self.clock.ms += HOUR_MS
         self._lsn += 1
@@ -47,7 +53,7 @@ class Scene:
             if folder != "b":
                 with FolderWriter(folder, vfs):
                     pass
-            marker = Backup(name, "", "one", self.clock.ms, self._lsn, 0, 1, 1, 1, 1)
+            marker = Backup(name, "", broker_id, self.clock.ms, self._lsn, 0, 1, 1, 1, 1)
             file = vfs.open(f"{folder}/backup.json", create=True)
             file.pwrite([encode_marker(marker)], 0)
             file.close()
@@ -86,3 +92,56 @@ async def test_parts_of_an_upload_that_was_killed_go_once_nobody_can_need_them()
     await scene.uploads.prune("one", 2, 0)
     assert [each.name for each in await scene.uploads.backups()] == [each.name for each in kept]
     assert scene.parts() == [2, 2]
+
+
+async def test_the_newest_backup_is_meant_unless_that_could_be_of_another_broker() -> None:
+    scene = Scene()
+    assert await scene.uploads.choose("") is None, "whoever asked says that there is no base"
+    first, second = await scene.upload(), await scene.upload()
+    assert await scene.uploads.choose("") == second
+    assert await scene.uploads.choose(first.name) == first
+    assert await scene.uploads.choose("0000000000000001-t") is None, "the name of a base"
+    with pytest.raises(NotFound, match="has no backup"):
+        await scene.uploads.choose(f"{first.name}-other")
+    other = await scene.upload("two")
+    with pytest.raises(NotFound, match=f"2 brokers: name one of them.*{second.name}, {other.name}"):
+        await scene.uploads.choose("")
+
+
+async def test_backups_of_several_shards_beside_those_of_one_are_told_apart_by_name() -> None:
+    scene = Scene()
+    vfs = MemVfs()
+    with FolderWriter("data", vfs):
+        pass
+    base = await BaseStore(scene.store, scene.clock).upload(
+        vfs, Layout("data"), BaseCut("t", "", "before it had shards", 5, 9, 0)
+    )
+    backup = await scene.upload()
+    with pytest.raises(NotFound, match=f"2 brokers: name one of them.*{base.name}, {backup.name}"):
+        await scene.uploads.choose("")
+    assert await scene.uploads.choose(base.name) is None
+    assert await scene.uploads.choose(backup.name) == backup
+
+
+def test_parts_have_urls_like_the_store() -> None:
+    backup = ShardedBackup("n", "", "one", 1, 0, 0, 0, ("01-n", "02-n"))
+    for store, parts in {
+        "file:///mnt/b": ["file:///mnt/b/parts/0#01-n", "file:///mnt/b/parts/1#02-n"],
+        "s3://bucket/": ["s3://bucket/parts/0#01-n", "s3://bucket/parts/1#02-n"],
+        "s3://b/p%23?endpoint=http://h:9": [
+            "s3://b/p%23/parts/0?endpoint=http://h:9#01-n",
+            "s3://b/p%23/parts/1?endpoint=http://h:9#02-n",
+        ],
+    }.items():
+        assert part_urls(store, backup) == parts
+
+
+@pytest.mark.parametrize("bases", [[], [1], ["../../elsewhere"], "0000000000000001-t", None])
+def test_a_backup_that_names_no_bases_is_damaged(bases: object) -> None:
+    content = json.loads(encode_backup(ShardedBackup("n", "", "one", 1, 0, 0, 0, ())))
+    del content["crc32c"]
+    content["bases"] = bases
+    plain = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    content["crc32c"] = int(google_crc32c.value(plain))
+    with pytest.raises(Corrupt, match="is damaged"):
+        decode_backup(json.dumps(content).encode(), "n")
