@@ -23,6 +23,10 @@ PEERS = {
     "postgresql": "benchmarks.peers.postgresql:PostgreSQL",
     "beanstalkd": "benchmarks.peers.beanstalkd:Beanstalkd",
     "nats": "benchmarks.peers.nats:Nats",
+    "rabbitmq": "benchmarks.peers.rabbitmq:RabbitMQ",
+    "pulsar": "benchmarks.peers.pulsar:Pulsar",
+    "pulsar-strict": "benchmarks.peers.pulsar:PulsarStrict",
+    "pulsar-buckets": "benchmarks.peers.pulsar:PulsarBuckets",
 }
 
 

@@ -4,8 +4,9 @@ python -m benchmarks.peers                                      everything, thre
 python -m benchmarks.peers --quick                              less of everything, for a look within minutes
 python -m benchmarks.peers --peers postdate,redis --rows 'single*'
 
-Libraries of clients, and nats-server where there is Go, are installed in build/peers. Other programs that are not on
-this machine are left out. The tables in docs/benchmarks-peers.md are written when no row is left out by --rows.
+Libraries of clients, nats-server where there is Go, and Pulsar where there are Maven and a JDK, are installed in
+build/peers. Other programs that are not on this machine are left out. The tables in docs/benchmarks-peers.md are
+written when no row is left out by --rows.
 """
 
 from __future__ import annotations
@@ -75,11 +76,14 @@ def _run(
     sizes = QUICK if options.quick else FULL
     about = machine.describe(limits.folder, programs.ROOT)
     takes: dict[tuple[str, str], list[Take]] = {(peer, name): [] for name in scenarios for peer in peers}
+    instead = {(peer, name): peer_class(peer).instead_of(name) for peer, name in takes}
     failures: dict[tuple[str, str], str] = {}
     again_max = _QUICK_AGAIN_MAX if options.quick else _AGAIN_MAX
     for turn in range(options.runs):
         for scenario in scenarios:
             for peer in peers:  # in turns, so that a slow hour is everybody's
+                if instead[peer, scenario]:
+                    continue
                 label = f"[{turn + 1}/{options.runs}] {scenario:14} {peer:11}"
                 measure = partial(runs.measure, limits, peer, SCENARIOS[scenario], sizes)
                 try:
@@ -89,7 +93,7 @@ def _run(
                     failures[peer, scenario] = reason = str(error) or type(error).__name__
                     print(f"{label} failed: {reason}", flush=True)
     command = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
-    return Results(about, command, sizes, options.runs, peers, takes, failures, skipped)
+    return Results(about, command, sizes, options.runs, peers, takes, failures, skipped, instead)
 
 
 def _present(names: list[str]) -> tuple[dict[str, About], dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from benchmarks.peers.programs import BUILD, library, program, said_version
 
 _MODULE = "github.com/nats-io/nats-server/v2@v2.15.2"
 _BIN = BUILD / "bin"
+_SCHEDULES_SINCE = (2, 12)
 _STREAM, _DUE, _CONSUMER = "bench", "due", "consumer"
 _TAKE = 1_000
 _INSTALL_SECONDS_MAX = 600
@@ -44,7 +46,7 @@ class Nats(Peer):
 
     @classmethod
     def install(cls) -> None:
-        """Build the server where there is Go and no server yet."""
+        """Build the server where there is Go and none that has schedules yet."""
         if _program() or not shutil.which("go"):
             return
         done = subprocess.run(
@@ -60,7 +62,11 @@ class Nats(Peer):
 
     @classmethod
     def missing(cls) -> str:
-        return "" if _program() else "nats-server"
+        return (
+            ""
+            if _program()
+            else f"nats-server {'.'.join(map(str, _SCHEDULES_SINCE))} or newer, which has schedules,"
+        )
 
     @classmethod
     def version(cls) -> str:
@@ -141,4 +147,10 @@ def _headers(due_ms: int) -> dict[str, str]:
 
 
 def _program() -> str:
-    return program("nats-server", str(_BIN))
+    """The server that we built, or the one of this machine if it has schedules; empty without one."""
+    path = program("nats-server", str(_BIN))
+    return path if path and has_schedules(said_version(path, "--version")) else ""
+
+
+def has_schedules(version: str) -> bool:
+    return tuple(map(int, re.findall(r"\d+", version))) >= _SCHEDULES_SINCE

@@ -38,6 +38,8 @@ class Results:
     failures: Mapping[tuple[str, str], str]
     skipped: Mapping[str, str]
     """Peers that did not run, and why."""
+    instead: Mapping[tuple[str, str], str]
+    """What stands in the place of figures that a peer has no measurement of, by peer and scenario."""
 
 
 def write_page(page: str, results: Results) -> str:
@@ -77,7 +79,10 @@ def table(results: Results) -> str:
             continue
         figures = {name: figure for name in results.peers if (figure := _figure(results, name, row))}
         top = best(row, figures)
-        cells = [_cell(row, figures.get(name), bold=name in top) for name in results.peers]
+        cells = [
+            results.instead.get((name, row.scenario)) or _cell(row, figures.get(name), bold=name in top)
+            for name in results.peers
+        ]
         lines.append([row.what.format(**asdict(results.sizes)), *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +34,8 @@ class Peer:
     """Settings of the server and how the client is used, for the page."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Packages of the client, by their names in the package index."""
+    not_measured: ClassVar[Mapping[str, str]] = {}
+    """Patterns of scenarios that it does not run, with what stands in their place on the page."""
     ports_count: ClassVar[int] = 1
     in_flight: ClassVar[int] = 4
     """Prepared batches that are not answered, at most."""
@@ -57,6 +60,12 @@ class Peer:
     @classmethod
     def version(cls) -> str:
         raise NotImplementedError
+
+    @classmethod
+    def instead_of(cls, scenario: str) -> str:
+        """Return what stands in the place of a scenario's figures; empty if it is measured."""
+        found = (text for pattern, text in cls.not_measured.items() if fnmatch(scenario, pattern))
+        return next(found, "")
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -208,7 +217,7 @@ def _resident_bytes(pid: int) -> int:
     return 0
 
 
-async def wait_connected(peer: Peer, seconds_max: float = 120.0) -> None:
+async def wait_connected(peer: Peer, seconds_max: float = 300.0) -> None:
     """Connect as soon as the server serves."""
     deadline = time.monotonic() + seconds_max
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.peers import page, programs, runs, work
+from benchmarks.peers import nats, page, programs, pulsar, rabbitmq, runs, work
 from benchmarks.peers.page import About, Results
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rows import FULL, QUICK, ROWS, SCENARIOS, Figure, Sizes, Take, best, figure_of
@@ -86,7 +87,11 @@ def test_counts_are_whole_batches(sizes: Sizes):
     assert not [task for task in tasks if task.get("count", 0) % 1000]
 
 
-def results(takes: dict[tuple[str, str], list[Take]], failures: dict[tuple[str, str], str]) -> Results:
+def results(
+    takes: dict[tuple[str, str], list[Take]],
+    failures: dict[tuple[str, str], str],
+    instead: dict[tuple[str, str], str] | None = None,
+) -> Results:
     return Results(
         machine={
             "commit": "c0ffee",
@@ -109,6 +114,7 @@ def results(takes: dict[tuple[str, str], list[Take]], failures: dict[tuple[str, 
         takes=takes,
         failures=failures,
         skipped={"Three": "three-server is not on this machine"},
+        instead=instead or {},
     )
 
 
@@ -131,6 +137,12 @@ def test_the_page_has_figures_in_the_place_of_the_old_ones():
     assert page.write_page(new, results(takes, {})).count(page.BEGIN) == 1
 
 
+def test_a_row_that_a_peer_does_not_run_says_so_and_is_not_the_best():
+    takes = {("one", "herd-100b"): [Take({"seconds": 0.5})], ("two", "herd-100b"): []}
+    written = page.table(results(takes, {}, {("two", "herd-100b"): "as One"}))
+    assert "| 10,000 due at once, all acknowledged, 100 B | **0.5 s** | as One |" in written
+
+
 def test_rows_that_were_not_measured_are_not_on_the_page():
     assert page.table(results({}, {})).count("\n") == 1
 
@@ -148,6 +160,74 @@ def test_the_document_has_the_markers():
 def test_every_peer_says_what_it_is(name: str):
     kind = peers.peer_class(name)
     assert kind.title and kind.answer and kind.setup and isinstance(kind.missing(), str)
+
+
+def test_a_peer_leaves_out_the_rows_that_its_patterns_name():
+    assert all(fnmatch.filter(SCENARIOS, each) for each in pulsar.PulsarStrict.not_measured)
+    left_out = {name for name in SCENARIOS if pulsar.PulsarStrict.instead_of(name)}
+    assert left_out == SCENARIOS.keys() - {"herd-100b", "herd-1kb", "lateness", "pending"}
+    assert not any(pulsar.Pulsar.instead_of(name) for name in SCENARIOS)
+
+
+def test_a_delay_in_rabbitmq_is_the_sum_of_the_queues_on_its_way():
+    """What the server does with the bindings and dead letter exchanges, for every delay."""
+    queues: dict[str, list[tuple[str, int, str]]] = {}
+    following = rabbitmq.DUE
+    for level in reversed(rabbitmq.LEVELS):
+        queues[level.exchange] = [(level.pattern(0), 0, following)]
+        queues[level.exchange] += [
+            (level.pattern(digit), digit * level.seconds, following) for digit in range(1, level.radix)
+        ]
+        following = level.exchange
+    for seconds in range(rabbitmq.SECONDS_MAX + 1):
+        exchange, key = rabbitmq.route(seconds)
+        waited = []
+        while exchange != rabbitmq.DUE:
+            [(wait, exchange)] = [
+                (wait, target) for pattern, wait, target in queues[exchange] if bound(pattern, key)
+            ]
+            waited.append(wait)
+        assert sum(waited) == seconds
+        assert not waited or waited[0] > 0, "the first exchange has a queue for it"
+    with pytest.raises(AssertionError, match="no queues"):
+        rabbitmq.route(rabbitmq.SECONDS_MAX + 1)
+
+
+def bound(pattern: str, key: str) -> bool:
+    """Whether a topic exchange takes a key for a pattern of words, stars and `#` at the end."""
+    head, _, _ = pattern.partition("#")
+    wanted, words = head.rstrip(".").split("."), key.split(".")
+    return len(words) >= len(wanted) and all(
+        each in ("*", word) for each, word in zip(wanted, words, strict=False)
+    )
+
+
+def test_a_delay_in_whole_seconds_is_never_too_short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("benchmarks.peers.rabbitmq.time.time", lambda: 1_000.25)
+    due_ms = (999_000, 1_000_250, 1_000_251, 1_001_250, 1_001_251)
+    assert [rabbitmq.seconds_until(each) for each in due_ms] == [0, 0, 1, 1, 2]
+
+
+def test_a_configuration_of_pulsar_is_changed_where_it_names_a_setting():
+    text = "# one=comment\none=1\nanother=2\n"
+    assert pulsar.configured(text, {"one": "3"}) == "# one=comment\none=3\nanother=2\n"
+    with pytest.raises(BenchmarkFailed, match="two is 0 times"):
+        pulsar.configured(text, {"two": "3"})
+
+
+def test_what_is_alive_in_a_heap_is_read_from_the_tool_of_java():
+    z = " ZHeap           used 58M, capacity 2048M, max capacity 2048M\n Metaspace       used 1234K, committed 2M"
+    assert pulsar.used_bytes(z) == 58 << 20
+    g1 = " garbage-first heap   total 2097152K, used 60416K [0x0000000080000000, 0x0000000100000000)"
+    assert pulsar.used_bytes(g1) == 60416 << 10
+    with pytest.raises(BenchmarkFailed, match="nothing here"):
+        pulsar.used_bytes("nothing here")
+
+
+def test_servers_of_nats_without_schedules_are_told_from_those_with_them():
+    assert [nats.has_schedules(each) for each in ("2.9.10", "2.11.9", "2.12", "2.15.2", "3.0.0")] == [
+        *(False, False, True, True, True)
+    ]
 
 
 FAKE = '''
