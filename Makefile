@@ -96,7 +96,7 @@ audit: setup ## audit what the last demo left, on Spark; the report goes to buil
 bench: setup ## measure throughput, latency, recovery and memory (several minutes)
 	@$(PY) -m benchmarks $(ARGS)
 
-bench-peers: setup ## measure the same beside other servers, and write docs/benchmarks-peers.md (an hour)
+bench-peers: setup ## measure the same beside other servers, and write docs/benchmarks-peers.md (hours)
 	@$(PY) -m benchmarks.peers $(ARGS)
 
 sim: setup ## run the simulation: SEED=n, and COUNT=m seeds from there

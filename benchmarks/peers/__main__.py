@@ -1,7 +1,7 @@
 """Measure Postdate beside other servers: the same work, a core for the server, one for the client.
 
-python -m benchmarks.peers                                      everything, three runs each
-python -m benchmarks.peers --quick                              less of everything, for a look within minutes
+python -m benchmarks.peers                                      everything, three runs each: hours
+python -m benchmarks.peers --quick --runs 1                     less of everything, once: a quarter of an hour
 python -m benchmarks.peers --peers postdate,redis --rows 'single*'
 
 Libraries of clients, nats-server where there is Go, and Pulsar where there are Maven and a JDK, are installed in
@@ -160,9 +160,7 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="less of everything: within a quarter of an hour"
-    )
+    parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--runs", type=int, default=3, help="runs of each row (default 3)")
     parser.add_argument("--peers", metavar="NAME", help="peers, with commas and wildcards")
     parser.add_argument(

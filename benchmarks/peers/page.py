@@ -39,7 +39,7 @@ class Results:
     skipped: Mapping[str, str]
     """Peers that did not run, and why."""
     instead: Mapping[tuple[str, str], str]
-    """What stands in the place of figures that a peer has no measurement of, by peer and scenario."""
+    """The text in the place of figures that a peer has no measurement of, by peer and scenario."""
 
 
 def write_page(page: str, results: Results) -> str:

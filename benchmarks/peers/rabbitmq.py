@@ -167,14 +167,14 @@ class Level:
     number: int
     radix: int
     seconds: int
-    """What a one in this digit stands for."""
+    """The weight of a one in this digit."""
 
     @property
     def exchange(self) -> str:
         return f"later-level-{self.number}"
 
     def pattern(self, digit: int) -> str:
-        """What is bound to the exchange for a value; zero goes on to the next exchange."""
+        """Return the binding of the exchange for a value; zero goes on to the next exchange."""
         return "*." * self.number + f"{digit}.#"
 
 

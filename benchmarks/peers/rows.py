@@ -94,6 +94,7 @@ ROWS = (
     PeerRow("lateness", "p99", "the same, p99", "ms"),
     PeerRow("lateness", "max", "the same, max", "ms"),
     PeerRow("lateness", "early", "the same, delivered before their time", ""),
+    PeerRow("lateness", "again", "the same, delivered once more", ""),
     PeerRow("pending", "memory", "memory a pending message, {pending:,} of 100 B", "B"),
     PeerRow("pending", "disk", "disk a pending message", "B"),
     PeerRow("pending", "first_s", "kill -9 with {pending:,} pending: first delivery", "s"),
