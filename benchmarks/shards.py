@@ -53,11 +53,12 @@ def shards(setup: Setup) -> Figures:
     with Broker(setup, "one") as one, front:
         children = Path(f"/proc/{front.pid}/task/{front.pid}/children").read_text().split()
         task = {"front": front.address, "pid": one.pid, "shard_pids": [int(pid) for pid in children]}
-        result = Client(setup, one, "shards", turns=4, batches=300, **task).run()
+        result = Client(setup, one, "shards", turns=4, batches=setup.sized(300), **task).run()
     return {
         "unary_ratio": result["front_us"] / result["direct_us"],
         "stream_ratio": result["front_rate"] / result["direct_rate"],
         "cpu_ratio": result["one_cpu_s"] / result["two_cpu_s"],
+        "deliver_cpu_ratio": result["one_deliver_cpu_s"] / result["two_deliver_cpu_s"],
         **result,
     }
 

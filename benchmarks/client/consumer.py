@@ -27,6 +27,7 @@ class Consumer:
         channel: Any,
         subscription: str,
         *,
+        topic: str = raw.TOPIC,
         permits: int = PERMITS,
         on_batch: Callable[[Columns, float], None] | None = None,
         early_fails: bool = True,
@@ -37,6 +38,7 @@ class Consumer:
         self.first_at = 0.0
         self.opened = asyncio.Event()
         self._channel = channel
+        self._topic = topic
         self._subscription = subscription
         self._permits = permits
         self._ungranted = 0
@@ -74,7 +76,7 @@ class Consumer:
     def _open_frame(self) -> consumer_pb2.SubscribeRequest:
         return consumer_pb2.SubscribeRequest(
             open=consumer_pb2.Open(
-                topic=raw.TOPIC,
+                topic=self._topic,
                 subscription=self._subscription,
                 permits=consumer_pb2.Permits(messages=self._permits),
             )

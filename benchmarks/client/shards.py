@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from benchmarks.client import raw
+from benchmarks.client.consumer import Consumer
 from benchmarks.client.control import check, phase
 from benchmarks.client.produce import Pipeline
 from benchmarks.client.wire import Columns, read_frame
@@ -27,6 +28,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _TOPICS_TRIED = 100
 _MARK = b"due just after the start"
 _DAY_MS = 86_400_000
+_SOON_MS = (1, 1_000)
 
 
 class _Way:
@@ -57,6 +59,26 @@ class _Way:
         self.rates.append(batches * _BATCH / (time.perf_counter() - begin))
 
 
+class _Deliveries:
+    """Messages of one topic that are due, taken and acknowledged."""
+
+    def __init__(self, channel: Any, topic: str, pids: list[int]) -> None:
+        self.pids = pids  # of the processes that work for it
+        self.cpu_s: list[float] = []  # of a turn
+        self._channel = channel
+        self._topic = topic
+        self._batches = _requests(topic, _DISTINCT, _BATCH, delay_ms=_SOON_MS)
+
+    async def load(self, batches: int) -> None:
+        """Produce batches of what is due within a second."""
+        stream = raw.produce_stream(self._channel)
+        await Pipeline(stream, self._batches, _BATCH, _WINDOW, from_zero=False).run(batches)
+
+    async def take(self, batches: int) -> None:
+        """Take and acknowledge as many."""
+        await Consumer(self._channel, "all", topic=self._topic).run(batches * _BATCH)
+
+
 async def shards(task: dict[str, Any]) -> dict[str, Any]:
     """Medians of what each way took, and CPU time of the brokers for a million messages."""
     async with raw.connect(task["address"]) as alone, raw.connect(task["front"]) as front:
@@ -75,6 +97,8 @@ async def shards(task: dict[str, Any]) -> dict[str, Any]:
                 await asyncio.gather(*(way.stream(task["batches"] // len(ways)) for way in ways))
                 await _quiet(ways[0].pids)  # what is written and sealed later counts, too
                 ways[0].cpu_s.append(_cpu_seconds(ways[0].pids) - begin)
+            due = await _due_topics(alone, front, addresses, [first, second], task)
+            await _deliver(due, task["turns"], task["batches"])
             direct[0].rates.clear()
             for _ in range(task["turns"]):
                 for way in (through, direct[0]):
@@ -89,7 +113,39 @@ async def shards(task: dict[str, Any]) -> dict[str, Any]:
         "direct_rate": statistics.median(direct[0].rates),
         "one_cpu_s": statistics.median(one.cpu_s) / millions,
         "two_cpu_s": statistics.median(direct[0].cpu_s) / millions,
+        "one_deliver_cpu_s": statistics.median(due[0][0].cpu_s) / millions,
+        "two_deliver_cpu_s": statistics.median(due[1][0].cpu_s) / millions,
     }
+
+
+async def _due_topics(
+    alone: Any, front: Any, addresses: list[str], channels: list[Any], task: dict[str, Any]
+) -> list[list[_Deliveries]]:
+    """Return the topic of the broker without shards, and those of two shards, each with a subscription."""
+    admin: Any = admin_pb2_grpc.AdminServiceStub(alone)
+    await admin.CreateTopic(admin_pb2.CreateTopicRequest(name="due"))
+    topics = [await _topic_on(front, address, "due") for address in addresses]
+    for channel, topic in zip([alone, *channels], ["due", *topics], strict=True):
+        await _subscription(channel, topic)
+    pids = [task["shard_pids"], []]
+    several = [_Deliveries(*each) for each in zip(channels, topics, pids, strict=True)]
+    return [[_Deliveries(alone, "due", [task["pid"]])], several]
+
+
+async def _deliver(sides: list[list[_Deliveries]], turns: int, batches: int) -> None:
+    """Let each side deliver as many messages, in turns after a first one that warms; all of them are due before."""
+    pids = [pid for side in sides for pid in side[0].pids]
+    for side in sides * (turns + 1):
+        share = batches // len(side)
+        await asyncio.gather(*(part.load(share) for part in side))
+        await asyncio.sleep(_SOON_MS[1] / 1000 + 0.2)
+        await _quiet(pids)
+        begin = _cpu_seconds(side[0].pids)
+        await asyncio.gather(*(part.take(share) for part in side))
+        await _quiet(side[0].pids)
+        side[0].cpu_s.append(_cpu_seconds(side[0].pids) - begin)
+    for side in sides:
+        del side[0].cpu_s[0]
 
 
 async def shards_start(task: dict[str, Any]) -> dict[str, Any]:
@@ -194,13 +250,13 @@ async def _addresses(front: Any) -> list[str]:
     return [f"127.0.0.1{shard.owner_address}" for shard in answer.shards]
 
 
-async def _topic_on(front: Any, address: str) -> str:
+async def _topic_on(front: Any, address: str, prefix: str = "bench") -> str:
     """Create a topic that lies on the shard at an address; return its name."""
     admin: Any = admin_pb2_grpc.AdminServiceStub(front)
     async with raw.connect(address) as channel:
         own: Any = admin_pb2_grpc.AdminServiceStub(channel)
         for number in range(_TOPICS_TRIED):
-            name = f"bench{address.rpartition(':')[2]}-{number}"
+            name = f"{prefix}{address.rpartition(':')[2]}-{number}"
             await admin.CreateTopic(admin_pb2.CreateTopicRequest(name=name))
             if any(
                 topic.name == name for topic in (await own.ListTopics(admin_pb2.ListTopicsRequest())).topics

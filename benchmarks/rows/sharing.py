@@ -158,6 +158,14 @@ ROWS = (
         0.9,
     ),
     Row(
+        "shards-deliver-cpu",
+        "shards",
+        "deliver_cpu_ratio",
+        "x",
+        "deliver and ack what is due, 100 B: messages per CPU second of two shards, of a broker without shards",
+        0.9,
+    ),
+    Row(
         "shards-memory",
         "shards-memory",
         "shard_mb",
