@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright import sync_api as playwright
 
 import postdate
 from tests.programs import need_program
@@ -119,7 +118,9 @@ def browser(shop: Shop) -> Iterator[Any]:
         "--disable-background-networking",
         "--disable-component-update",
     ]
-    with playwright.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # a large library, which other runs collect past
+
+    with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=need_program("chromium"), args=arguments)
         yield chromium
         chromium.close()

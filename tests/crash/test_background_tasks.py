@@ -15,6 +15,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +116,7 @@ OF_SUPERVISOR = {"process of shard *", "looks at a shard"}
 HERE = [name for name, row in TASKS.items() if row.runs_here]
 
 
+@cache
 def row_of(name: str) -> str:
     """The row that names a task as it runs."""
     found = [row for row in TASKS if re.fullmatch(re.escape(row).replace(r"\*", ".*"), name)]

@@ -149,6 +149,23 @@ def history(old: int, new: int) -> MemVfs:
     return vfs
 
 
+@cache
+def moving(old: int, new: int) -> MemVfs:
+    """Return the disk that a reshard leaves that is cut where its names are moved, and a start on it."""
+    vfs = history(old, new)
+    moment = next(
+        at for at in range(vfs.op_count + 1) if read_moving(vfs.crashed(at, CrashPolicy.LOSE_UNSYNCED))
+    )
+    disk = vfs.crashed(moment, CrashPolicy.LOSE_UNSYNCED)
+    start(disk)
+    return disk
+
+
+@cache
+def topics_before() -> Topics:
+    return topics_of(before(1))
+
+
 def check(vfs: MemVfs, shards: tuple[int, ...], expected: Topics) -> None:
     number = start(vfs)
     assert number in shards
@@ -177,7 +194,7 @@ def test_the_topics_are_of_every_kind() -> None:
 @pytest.mark.parametrize(("old", "new"), EVERYWHERE)
 def test_a_reshard_leaves_every_topic_as_it_was_and_nothing_else(old: int, new: int) -> None:
     vfs = history(old, new)
-    check(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED), (new,), topics_of(before(1)))
+    check(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED), (new,), topics_before())
 
 
 @pytest.mark.parametrize("policy", CrashPolicy)
@@ -185,7 +202,7 @@ def test_a_reshard_leaves_every_topic_as_it_was_and_nothing_else(old: int, new: 
 def test_a_crash_at_any_operation_leaves_the_old_folders_or_the_new(
     old: int, new: int, policy: CrashPolicy
 ) -> None:
-    vfs, expected = history(old, new), topics_of(before(1))
+    vfs, expected = history(old, new), topics_before()
     for at in moments_of(policy, range(vfs.op_count + 1), STRIDE):
         for seed in SEEDS if policy in RANDOM_POLICIES else SEEDS[:1]:
             found = vfs.crashed(at, policy, random.Random(f"{seed}/{at}"))
@@ -213,14 +230,9 @@ def read_moving(vfs: MemVfs) -> bool:
 def test_a_crash_while_names_are_moved_at_the_start_changes_nothing(
     old: int, new: int, policy: CrashPolicy
 ) -> None:
-    vfs, expected = history(old, new), topics_of(before(1))
-    moment = next(
-        at for at in range(vfs.op_count + 1) if read_moving(vfs.crashed(at, CrashPolicy.LOSE_UNSYNCED))
-    )
-    moving = vfs.crashed(moment, CrashPolicy.LOSE_UNSYNCED)
-    start(moving)
-    for at in moments_of(policy, range(moving.op_count + 1), max(STRIDE // 4, 1)):
-        check(moving.crashed(at, policy, random.Random(at)), (new,), expected)
+    disk = moving(old, new)
+    for at in moments_of(policy, range(disk.op_count + 1), max(STRIDE // 4, 1)):
+        check(disk.crashed(at, policy, random.Random(at)), (new,), topics_before())
 
 
 def test_shards_go_on_as_one_broker_did_and_as_one_again() -> None:

@@ -47,7 +47,7 @@ OFF = {
 @pytest.mark.parametrize(
     ("bounds", "owned", "least"),
     [
-        (SMALL, True, 50_000),
+        pytest.param(SMALL, True, 50_000, marks=pytest.mark.slow),
         pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 37_000, marks=pytest.mark.slow),
         pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=2), True, 130_000, marks=pytest.mark.deep),
         pytest.param(Bounds(ticks=3, records=2, epochs=2, crashes=0), True, 250_000, marks=pytest.mark.deep),

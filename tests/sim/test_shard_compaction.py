@@ -29,7 +29,7 @@ from tests.sim.shard_brokers import ShardBroker, make_bucket
 from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, ledger_ids, payload, work
 
 SETTINGS = config(checkpoint_interval_ms=5_000)
-SEEDS = range(at_depth(change=2, deep=200))
+SEEDS = range(at_depth(change=1, deep=200))
 
 
 def there(node: Node) -> dict[int, int]:

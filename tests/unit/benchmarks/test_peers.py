@@ -21,6 +21,8 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.rows import FULL, QUICK, ROWS, SCENARIOS, Figure, Sizes, Take, best, figure_of
 from benchmarks.peers.work import answers_per_second
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 RATE, SECONDS = ROWS[0], next(row for row in ROWS if row.figure == "seconds")
 LIMITS = runs.Machine(Path(), 0, 0, foreign_max=0.25, probe_ratio_max=2.0, seconds_max=60.0)

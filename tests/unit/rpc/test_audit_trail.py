@@ -18,6 +18,8 @@ from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
 from tests.unit.folder.compaction_world import TOPIC
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
 
+pytestmark = pytest.mark.slow
+
 STREAMED = {"Produce", "ProduceStream", "Subscribe"}
 """Methods that move messages, and create what is missing."""
 CREATES = {

@@ -33,6 +33,8 @@ from tests.unit.rpc.call_world import (
     make_world,
 )
 
+pytestmark = pytest.mark.slow
+
 COMPLETIONS = {
     "ProducerService.Produce",
     "ProducerService.ProduceStream",

@@ -75,6 +75,7 @@ def test_systemd_is_told_by_the_supervisor_alone() -> None:
     assert child_environ(given) == {"POSTDATE_LEASE_MS": "5"}
 
 
+@pytest.mark.slow
 def test_a_process_whose_supervisor_ended_before_it_began_serves_nothing() -> None:
     """Not a signal of the kernel, which is for a supervisor that ends later."""
     program = (

@@ -35,6 +35,8 @@ from tests.configs import broker_config
 from tests.harness import EARLIEST, Outgoing
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 2
 TOPICS = tuple(
     next(name for name in (f"topic{n}" for n in range(99)) if shard_of(name, SHARDS) == number)
