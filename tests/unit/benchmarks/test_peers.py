@@ -243,12 +243,16 @@ def test_a_configuration_of_pulsar_is_changed_where_it_names_a_setting():
 
 
 def test_what_is_alive_in_a_heap_is_read_from_the_tool_of_java():
-    z = " ZHeap           used 58M, capacity 2048M, max capacity 2048M\n Metaspace       used 1234K, committed 2M"
-    assert pulsar.used_bytes(z) == 58 << 20
-    g1 = " garbage-first heap   total 2097152K, used 60416K [0x0000000080000000, 0x0000000100000000)"
-    assert pulsar.used_bytes(g1) == 60416 << 10
-    with pytest.raises(BenchmarkFailed, match="nothing here"):
-        pulsar.used_bytes("nothing here")
+    histogram = (
+        " num     #instances         #bytes  class name (module)\n"
+        "-------------------------------------------------------\n"
+        "   1:         13047         794864  [B (java.base@17.0.21.1)\n"
+        "   2:          3003         361016  java.lang.Class (java.base@17.0.21.1)\n"
+        "Total         16050        1155880\n"
+    )
+    assert pulsar.alive_bytes(f"28226:\n{histogram}") == 1_155_880
+    with pytest.raises(BenchmarkFailed, match="no such process"):
+        pulsar.alive_bytes("no such process")
 
 
 def test_servers_of_nats_without_schedules_are_told_from_those_with_them():
