@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,12 @@ _RADICES = (2,) * 9 + (16,)
 SECONDS_MAX = math.prod(_RADICES) - 1
 _PREFETCH = 2_000
 _ACK_EVERY = 100
+_CHANNEL = 1
+_FRAME_BYTES_MAX = 131_072
+_FRAME_HEAD = struct.Struct(">BHI")
+_ACK = struct.pack(">HH", 60, 80)
+"""Class and method of a publisher's confirm."""
+_ACK_FIELDS = struct.Struct(">QB")
 _SCRIPTS = "/usr/lib/rabbitmq/bin"
 _START = 'epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" & exec "$0"'
 _ADVANCED = "[{rabbit, [{dead_letter_worker_consumer_prefetch, 1000}]}].\n"
@@ -35,8 +42,8 @@ class RabbitMQ(Peer):
         "one node, no plugins, `+sbwt none`, `dead_letter_worker_consumer_prefetch` 1,000; it has no delay of a "
         "message, so that queues with a TTL and a dead letter exchange (`at-least-once`) stand for the digits of a "
         "delay in whole seconds, rounded up: one each for 1 to 15 s, one for each power of two above, and a message "
-        "passes through one after the other; aio-pika, a batch not awaited one by one; "
-        f"`basic.qos` {_PREFETCH:,}, an acknowledgement for {_ACK_EVERY} messages"
+        "passes through one after the other; aio-pika, a batch not awaited one by one; prepared batches are written "
+        f"to a socket in one go; `basic.qos` {_PREFETCH:,}, an acknowledgement for {_ACK_EVERY} messages"
     )
     libraries = ("aio-pika",)
     ports_count = 3
@@ -45,6 +52,7 @@ class RabbitMQ(Peer):
         super().__init__(*arguments)
         self._connection: Any = None
         self._channel: Any = None
+        self._publisher: Publisher | None = None
 
     @classmethod
     def missing(cls) -> str:
@@ -52,7 +60,7 @@ class RabbitMQ(Peer):
 
     @classmethod
     def version(cls) -> str:
-        return said_version("dpkg-query", "--show", "--showformat", "${Version}", "rabbitmq-server")
+        return said_version(program("rabbitmqctl", _SCRIPTS), "version")
 
     def command(self) -> list[str]:
         """Start it with a port mapper of its own, which would outlive it otherwise."""
@@ -126,6 +134,18 @@ class RabbitMQ(Peer):
         pairs = zip(payloads, due_ms, strict=True)
         await asyncio.gather(*(self._publish(each, *route(seconds_until(due))) for each, due in pairs))
 
+    async def prepare(self, payloads: Sequence[bytes], due_ms: Sequence[int]) -> Any:
+        """Delays count from the moment of storing; those of a batch are at least right when it is prepared."""
+        if self._publisher is None:
+            self._publisher = await Publisher.open(self.ports[0])
+        pairs = zip(payloads, due_ms, strict=True)
+        frames = b"".join(_frames(payload, *route(seconds_until(due))) for payload, due in pairs)
+        return len(payloads), frames
+
+    async def produce_prepared(self, prepared: Any) -> None:
+        assert self._publisher is not None
+        await self._publisher.publish(*prepared)
+
     async def consume(self, count: int, note: Note) -> None:
         done = asyncio.Event()
         left = count
@@ -148,6 +168,8 @@ class RabbitMQ(Peer):
         await channel.close()
 
     async def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         if self._connection is not None:
             await self._connection.close()
 
@@ -158,6 +180,87 @@ class RabbitMQ(Peer):
             message.body, exchange=exchange, routing_key=key, properties=message.properties, mandatory=True
         )
         check(type(answer).__name__ == "Ack", f"a message was refused: {answer!r}")
+
+
+class Publisher:
+    """A connection that writes frames made beforehand, and counts their confirms."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._sent = 0
+        self._confirmed = 0
+        self._batch_of: dict[int, _Batch] = {}
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @classmethod
+    async def open(cls, port: int) -> Publisher:
+        commands, marshal = library("pamqp.commands"), library("pamqp.frame").marshal
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"AMQP\0\0\x09\x01")
+        for channel, answers in (
+            (0, [commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")]),
+            (0, [commands.Connection.TuneOk(_CHANNEL, _FRAME_BYTES_MAX, 0), commands.Connection.Open()]),
+            (_CHANNEL, [commands.Channel.Open()]),
+            (_CHANNEL, [commands.Confirm.Select()]),
+        ):
+            await _read_frame(reader)
+            writer.writelines(marshal(each, channel) for each in answers)
+        await _read_frame(reader)
+        return cls(reader, writer)
+
+    async def publish(self, count: int, frames: bytes) -> None:
+        """Write the frames of so many messages; return when all are confirmed."""
+        batch = _Batch(count, asyncio.get_running_loop().create_future())
+        self._batch_of.update(dict.fromkeys(range(self._sent + 1, self._sent + count + 1), batch))
+        self._sent += count
+        self._writer.write(frames)
+        await batch.confirmed
+
+    def close(self) -> None:
+        self._reading.cancel()
+        self._writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                payload = await _read_frame(reader)
+                check(payload.startswith(_ACK), f"not a confirm: {payload[:100]!r}")
+                tag, multiple = _ACK_FIELDS.unpack_from(payload, len(_ACK))
+                self._confirm(range(self._confirmed + 1, tag + 1) if multiple & 1 else (tag,))
+                self._confirmed = max(self._confirmed, tag) if multiple & 1 else self._confirmed
+        except Exception as error:
+            for batch in {id(each): each for each in self._batch_of.values()}.values():
+                batch.confirmed.set_exception(error)
+
+    def _confirm(self, tags: Iterable[int]) -> None:
+        for tag in tags:
+            if batch := self._batch_of.pop(tag, None):
+                batch.left -= 1
+                if not batch.left:
+                    batch.confirmed.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    left: int
+    confirmed: asyncio.Future[None]
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The payload of the next frame."""
+    _, _, size = _FRAME_HEAD.unpack(await reader.readexactly(_FRAME_HEAD.size))
+    payload: bytes = (await reader.readexactly(size + 1))[:-1]
+    return payload
+
+
+def _frames(payload: bytes, exchange: str, key: str) -> bytes:
+    commands, marshal = library("pamqp.commands"), library("pamqp.frame").marshal
+    header = library("pamqp.header").ContentHeader(
+        0, len(payload), commands.Basic.Properties(delivery_mode=2)
+    )
+    publish = commands.Basic.Publish(exchange=exchange, routing_key=key)
+    body = library("pamqp.body").ContentBody(payload)
+    return b"".join(marshal(each, _CHANNEL) for each in (publish, header, body))
 
 
 @dataclass(frozen=True, slots=True)

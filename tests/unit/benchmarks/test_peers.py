@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -233,6 +234,60 @@ def test_a_delay_in_whole_seconds_is_never_too_short(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("benchmarks.peers.rabbitmq.time.time", lambda: 1_000.25)
     due_ms = (999_000, 1_000_250, 1_000_251, 1_001_250, 1_001_251)
     assert [rabbitmq.seconds_until(each) for each in due_ms] == [0, 0, 1, 1, 2]
+
+
+class Written:
+    """A writer of nothing, for a publisher whose answers a test gives."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def write(self, frames: bytes) -> None:
+        self.frames.append(frames)
+
+    def close(self) -> None:
+        pass
+
+
+def confirm(tag: int, *, multiple: bool = False) -> bytes:
+    return b"\1\0\1" + (13).to_bytes(4) + b"\0\x3c\0\x50" + tag.to_bytes(8) + bytes([multiple]) + b"\xce"
+
+
+async def test_a_batch_for_rabbitmq_is_answered_when_each_of_its_messages_is_confirmed():
+    reader, written = asyncio.StreamReader(), Written()
+    publisher = rabbitmq.Publisher(reader, cast(asyncio.StreamWriter, written))
+    first = asyncio.create_task(publisher.publish(3, b"abc"))
+    second = asyncio.create_task(publisher.publish(2, b"de"))
+    await asyncio.sleep(0)
+    assert written.frames == [b"abc", b"de"]
+    reader.feed_data(confirm(5) + confirm(2) + confirm(2, multiple=True))
+    await read_out(reader)
+    assert not first.done() and not second.done()
+    reader.feed_data(confirm(3))
+    await first
+    assert not second.done()
+    reader.feed_data(confirm(4, multiple=True))
+    await second
+    publisher.close()
+
+
+async def test_a_message_that_rabbitmq_refuses_fails_the_batches_that_wait():
+    reader = asyncio.StreamReader()
+    publisher = rabbitmq.Publisher(reader, cast(asyncio.StreamWriter, Written()))
+    batches = [asyncio.create_task(publisher.publish(2, b"")) for _ in range(2)]
+    await asyncio.sleep(0)
+    reader.feed_data(confirm(1).replace(b"\0\x3c\0\x50", b"\0\x3c\0\x78"))
+    for each in batches:
+        with pytest.raises(AssertionError, match="not a confirm"):
+            await each
+    publisher.close()
+
+
+async def read_out(reader: asyncio.StreamReader) -> None:
+    """Let a task take what a reader holds."""
+    while reader._buffer:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 def test_a_configuration_of_pulsar_is_changed_where_it_names_a_setting():
