@@ -24,10 +24,12 @@ from broker.cluster.patient_store import PatientStore
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Corrupt, NotFound
 from broker.runtime.clock import Clock
+from broker.runtime.flight import for_all
 from broker.storage.backup_marker import is_backup_name
 
 _FORMAT = "postdate-sharded-backup"
 _BYTES_MAX = 1 << 20
+_IN_FLIGHT = 16
 _PARTS = "parts"
 
 
@@ -59,11 +61,14 @@ class ShardedBackups:
         names = sorted(
             info.name for info in await self._store.objects("backups") if is_backup_name(info.name)
         )
-        found = []
-        for name in names:
+        found: dict[str, ShardedBackup] = {}
+
+        async def read(name: str) -> None:
             with suppress(FileNotFoundError):  # removed since it was listed
-                found.append(await self._read(name))
-        return found
+                found[name] = await self._read(name)
+
+        await for_all(iter(names), read, _IN_FLIGHT)
+        return [found[name] for name in sorted(found)]
 
     async def find(self, name: str) -> ShardedBackup:
         """Return the backup of a name. Raises NotFound, Corrupt."""
