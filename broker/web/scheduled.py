@@ -26,6 +26,8 @@ from broker.web.site import Missing, Visit, parse_position, see_other
 SCHEDULED_PAGE = 50
 _TOPICS_MERGED = 50
 """Without a topic the next messages are shown of so many topics: those whose turn comes first."""
+_FURTHER_PAGES = 20
+"""Beyond the first of each topic, so many are read to find what comes between, where large messages make them short."""
 TOPICS_OFFERED = 500
 _PREVIEW_CHARS = 120
 _PAYLOAD_SHOWN = 64 << 10
@@ -57,6 +59,8 @@ class ScheduledList:
     """Number of messages in the list, and whether that is exact; None where only reading them would tell."""
     topics: Sequence[str]
     """Topics to choose from."""
+    has_gaps: bool = False
+    """True where messages may be missing between those of the list."""
 
 
 async def show_scheduled(visit: Visit) -> web.Response:
@@ -77,7 +81,7 @@ def asked_search(visit: Visit) -> Search:
 async def list_scheduled(visit: Visit, search: Search) -> tuple[ScheduledList, Key | None]:
     """Return a page of the list, and where the next one begins."""
     broker = visit.broker
-    following = None
+    following, has_gaps = None, False
     if search.topic:
         topic = broker.registry.topic(search.topic)
         topics = [topic]
@@ -86,11 +90,11 @@ async def list_scheduled(visit: Visit, search: Search) -> tuple[ScheduledList, K
         following = page.next
     else:
         topics = list(broker.registry.topics.values())
-        listed = await _first_of_all(topics, search)
+        listed, has_gaps = await _first_of_all(topics, search)
     counted = await _count(visit, topics, search)
     rows = await asyncio.to_thread(_rows, listed)
     offered = nsmallest(TOPICS_OFFERED, broker.registry.by_name)
-    return ScheduledList(rows, counted, offered), following
+    return ScheduledList(rows, counted, offered, has_gaps), following
 
 
 async def page_of_scheduled(
@@ -112,6 +116,7 @@ async def page_of_scheduled(
         next_link=search.link(following) if following is not None else "",
         first_link=search.link() if search.after is not None else "",
         is_capped=not search.topic and len(listed.rows) == SCHEDULED_PAGE,
+        has_gaps=listed.has_gaps,
         missing=missing,
     )
 
@@ -168,15 +173,43 @@ async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple
     return whole.within, whole.is_exact
 
 
-async def _first_of_all(topics: Sequence[Topic], search: Search) -> list[tuple[str, Scheduled]]:
-    """The next messages of several topics, soonest first."""
+async def _first_of_all(topics: Sequence[Topic], search: Search) -> tuple[list[tuple[str, Scheduled]], bool]:
+    """Return the next messages of several topics, soonest first, and whether some may be missing between them."""
     waiting = [topic for topic in topics if topic.index.scheduled_count()]
     soonest = nsmallest(_TOPICS_MERGED, waiting, key=lambda topic: topic.index.next_due_ms() or 0)
     listed: list[tuple[str, Scheduled]] = []
-    for topic in soonest:
-        page = await topic.schedule.page(search.due, search.prefix, None, SCHEDULED_PAGE)
+    unread: dict[Topic, Key] = {}  # topics of which there is more, and where that begins
+
+    async def read(topic: Topic, start: Key | None) -> None:
+        nonlocal listed
+        page = await topic.schedule.page(search.due, search.prefix, start, SCHEDULED_PAGE)
         listed += [(topic.name, entry) for entry in page.scheduled]
-    return nsmallest(SCHEDULED_PAGE, listed, key=lambda row: (row[1].deliver_at_ms, row[0], row[1].position))
+        listed = nsmallest(SCHEDULED_PAGE, listed, key=_place)
+        unread.pop(topic, None)
+        if page.next is not None:
+            unread[topic] = page.next
+
+    def place_of_unread(topic: Topic) -> tuple[int, str, Position]:
+        due_ms, *position = unread[topic]
+        return due_ms, topic.name, Position(*position)
+
+    def behind() -> Topic | None:
+        """Return the topic whose unread messages come first, if they may come before one of the list."""
+        topic = min(unread, key=place_of_unread, default=None)
+        is_full = len(listed) == SCHEDULED_PAGE
+        return None if topic is None or (is_full and _place(listed[-1]) < place_of_unread(topic)) else topic
+
+    for topic in soonest:
+        await read(topic, None)
+    for _ in range(_FURTHER_PAGES):
+        if (first := behind()) is None:
+            break
+        await read(first, unread[first])
+    return listed, behind() is not None
+
+
+def _place(row: tuple[str, Scheduled]) -> tuple[int, str, Position]:
+    return row[1].deliver_at_ms, row[0], row[1].position
 
 
 def _rows(listed: Sequence[tuple[str, Scheduled]]) -> list[Row]:

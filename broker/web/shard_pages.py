@@ -303,14 +303,15 @@ def merge_scheduled(parts: Sequence[scheduled.ScheduledList]) -> scheduled.Sched
     counts = [part.counted for part in parts if part.counted is not None]
     counted = sum(count for count, _ in counts), all(is_exact for _, is_exact in counts)
     offered = nsmallest(scheduled.TOPICS_OFFERED, chain.from_iterable(part.topics for part in parts))
-    return scheduled.ScheduledList(rows, counted if len(counts) == len(parts) else None, offered)
+    has_gaps = any(part.has_gaps for part in parts)
+    return scheduled.ScheduledList(rows, counted if len(counts) == len(parts) else None, offered, has_gaps)
 
 
 async def _show_scheduled(visit: Visit) -> web.Response:
     def read(given: Any) -> scheduled.ScheduledList:
         rows = [scheduled.Row(**row) for row in given["rows"]]
         counted = given["counted"] and (given["counted"][0], given["counted"][1])
-        return scheduled.ScheduledList(rows, counted, given["topics"])
+        return scheduled.ScheduledList(rows, counted, given["topics"], bool(given["has_gaps"]))
 
     search = scheduled.asked_search(visit)
     asked = {name: text for name, text in visit.query.items() if name in ("prefix", "from", "until")}

@@ -466,6 +466,40 @@ async def test_lists_go_on_where_the_page_before_ended(make_pages):
     assert keys == [f"k{i:03}" for i in range(120)]
 
 
+async def test_what_large_messages_keep_from_a_page_of_all_topics_comes_before_later_messages_of_others(
+    make_pages, monkeypatch
+):
+    monkeypatch.setattr("broker.topics.scheduled.PAGE_BYTES_MAX", 1)  # of each topic one message at a time
+    pages = await make_pages()
+
+    async def store(topic: str, *hours: int) -> None:
+        await pages.produce(
+            topic,
+            *(Outgoing(b"x", deliver_after_ms=n * HOUR_MS, schedule_key=f"{topic}-{n:03}") for n in hours),
+        )
+
+    async def shown() -> tuple[list[str], bool]:
+        text = await pages.get("/scheduled")
+        return re.findall(r">(\w+-[0-9]{3})<", text), "others may come between them" in text
+
+    await store("first", 1, 3, 5)
+    await store("other", 4, 6)
+    assert await shown() == (["first-001", "first-003", "other-004", "first-005", "other-006"], False)
+    await store("first", *range(100, 200))
+    keys, has_gaps = await shown()
+    assert len(keys) == 22 and keys == sorted(keys, key=lambda key: key[-3:]) and has_gaps
+    monkeypatch.undo()
+    keys, has_gaps = await shown()
+    assert len(keys) == 50 and not has_gaps
+    monkeypatch.setattr("broker.topics.scheduled.PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr("broker.web.scheduled.SCHEDULED_PAGE", 3)
+    assert await shown() == (["first-001", "first-003", "other-004"], False), "the rest is later"
+    monkeypatch.undo()
+    due_ms = pages.broker.clock.now_ms() + HOUR_MS // 2
+    await pages.produce("at-once", *[Outgoing(b"x", deliver_at_ms=due_ms)] * 60)
+    assert await shown() == ([], False), "fifty of one time, and the rest of it behind them"
+
+
 async def test_pause_resume_and_skip(make_pages):
     pages = await filled(make_pages)
     await pages.log_in()

@@ -26,6 +26,7 @@ from broker.web import shard_http, shard_pages
 from broker.web.guard import LOGIN_HEADER, SHARD_HEADER, FrontSeal, Guard
 from broker.web.render import size
 from broker.web.routes import ROUTES
+from broker.web.scheduled import ScheduledList
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
 from broker.web.site import Site, Visit
@@ -360,6 +361,9 @@ async def test_scheduled_messages_of_all_shards_come_by_due_time(make_front: Mak
     text = await front.pages.get(f"/scheduled?{window}")
     assert "<b>5</b> messages wait in this range, soonest first." in text
     assert len(re.findall(r'href="/topics/\w+/messages/', text)) == 5
+    parts = [ScheduledList([], (0, True), [], has_gaps) for has_gaps in (False, True)]
+    assert shard_pages.merge_scheduled(parts).has_gaps
+    assert not shard_pages.merge_scheduled(parts[:1]).has_gaps
     assert "Messages whose schedule key begins with <code>k</code>" in await front.pages.get(
         "/scheduled?prefix=k"
     )
