@@ -1,4 +1,4 @@
-"""The calls, clock steps, restarts and crashes that are tried on a broker, and the checks against the plainest model.
+"""The calls, clock steps, restarts and crashes that are tried on a broker, and the checks against the reference.
 
 What consumers get is held against the model at once (P2 never early, P3 nothing settled comes back, P4 nothing twice
 without a cause). Whenever the broker had time to come to rest, everything owed must be there (P1, P3), and the counts
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from broker.errors import Unavailable
-from broker.model import Position
+from broker.model import START, Position
 from broker.policy import SubscriptionPolicy
 from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
@@ -41,8 +41,9 @@ from tests.harness import (
     positions_of,
     refused_ids,
 )
+from tests.model.broker_state import InFlight, SubscriptionModel, model_config
 from tests.model.control_rules import ControlRules, check_counts
-from tests.model.plain import InFlight, Message, Out, SubscriptionModel, model_config
+from tests.reference import Message, honors_delay
 
 HOUR_MS = 3_600_000
 BACKOFF_MS = 100
@@ -120,16 +121,12 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         positions = positions_of(accepted.ids)
         for position, outgoing in zip(positions, batch, strict=True):
             assert position not in self.messages, "an id was given twice"
-            due_ms = accepted.publish_time_ms + outgoing.deliver_after_ms
-            self.messages[position] = Message(
-                outgoing.payload,
-                due_ms if outgoing.deliver_after_ms else 0,
-                due_ms + ttl_ms if ttl_ms else 0,
-                publish_ms=accepted.publish_time_ms,
-                key=outgoing.key,
-            )
-        for subscription in self.of_topic(topic):
-            subscription.owed.update(positions)
+            publish_ms, after_ms = accepted.publish_time_ms, outgoing.deliver_after_ms
+            due_ms = publish_ms + after_ms if after_ms else 0
+            message = Message(position, outgoing.payload, publish_ms, due_ms, ttl_ms, outgoing.key)
+            self.messages[position] = message
+            for subscription in self.of_topic(topic):
+                subscription.add(position, message)
         self.in_flight.append(InFlight(accepted.durable, positions, None, topic))
         if answered:
             self.run(wait_for(accepted.durable))
@@ -159,9 +156,9 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
                 policy=SubscriptionPolicy(honor_delay=honor_delay),
             )
         )
-        stored = self.positions_in(name) if is_first or position == EARLIEST else set()
-        honors_delay = type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) or bool(honor_delay)
-        model = SubscriptionModel(name, made.name, made.subscription_id, type_, honors_delay, stored)
+        model = SubscriptionModel(made.name, type_, honors_delay(type_, honor_delay), topic=name)
+        if is_first or position == EARLIEST:
+            model.seek(START, self.messages_in(name))
         self.subscriptions.append(model)
         self.pause(pause_ms)
 
@@ -205,11 +202,11 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         self.run(self.detach_from(inbox, hands_back=hands_back))
         for delivered in inbox.poll():  # sent in the last moment
             self.check_delivered(model, inbox, delivered)
-        for position, out in list(model.out.items()):
-            if out.inbox is inbox and hands_back:
-                model.hand_back(position)
-            elif out.inbox is inbox:
-                model.give_back(position, (0, 0), durable=False)
+        for entry in model.open.values():
+            if entry.holder is inbox and hands_back:
+                entry.hand_back(self.clock.monotonic_ns())
+            elif entry.holder is inbox:
+                entry.give_back(certain=not entry.acking)
         self.pause(pause_ms)
 
     async def detach_from(self, inbox: Inbox, *, hands_back: bool) -> None:
@@ -225,7 +222,9 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             return
         subscription = self.node.topic(model.topic).subscription(model.name)
         work = self.loop.create_task(acknowledge(subscription, chosen, self.clock))
-        model.settling.update(chosen)
+        for position in chosen:
+            if entry := model.entries.get(position):
+                entry.acking += 1
         self.in_flight.append(InFlight(work, chosen, model, model.topic))
         if answered:
             self.run(wait_for(work))
@@ -236,20 +235,23 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
     def nack(self, pick: int, subset: int, after_ms: int, pause_ms: int) -> None:
         self.collect()
         model, inbox = self.inboxes[pick % len(self.inboxes)]
-        held = sorted(position for position, out in model.out.items() if out.inbox is inbox)
+        held = sorted(position for position, entry in model.open.items() if entry.holder is inbox)
         chosen = [p for index, p in enumerate(held) if subset >> index % 12 & 1]
         if not chosen:
             self.pause(pause_ms)
             return
         now_ms = self.clock.now_ms()
         failed = {failure.position for failure in self.run(inbox.nack(chosen, after_ms))}
-        for position in set(chosen) - failed:
-            low, high = model.returned.get(position, (0, 0))
-            delays_ms = (after_ms, after_ms) if after_ms else (backoff_ms(low) // 2, backoff_ms(high))
-            model.give_back(position, (now_ms + delays_ms[0], now_ms + delays_ms[1]), durable=True)
         now_ns = self.clock.monotonic_ns()
-        for position in failed & model.out.keys():
-            assert model.out[position].deadline_ns <= now_ns or position in model.settling
+        for position in chosen:
+            entry = model.entries[position]
+            if position in failed:
+                assert not entry.is_held(now_ns) or entry.acking or entry.is_settled
+                continue
+            low_ms = after_ms or backoff_ms(entry.returns_low) // 2
+            high_ms = after_ms or backoff_ms(entry.returns_high)
+            entry.give_back(durable=True)
+            entry.wait(now_ms + low_ms, now_ms + high_ms, durable=True)
         self.pause(pause_ms)
 
     # -- rules: time and the disk ----------------------------------------------------------------------------------
@@ -283,11 +285,10 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         for each in self.in_flight:  # a graceful stop answers everybody, if only to refuse
             self.run(wait_for(each.future))
         self.resolve()
-        for model in self.subscriptions:
-            model.make_durable()
         self.note_times()
         self.clock.step(down_ms)
-        self.reopen(Node(self.node.vfs, self.clock, self.node.config, rng=random.Random(1)), reconnect)
+        node = Node(self.node.vfs, self.clock, self.node.config, rng=random.Random(1))
+        self.reopen(node, reconnect, cleanly=True)
         self.pause(pause_ms)
 
     @rule(
@@ -303,10 +304,10 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         node = self.node.crash(policy, random.Random(seed))
         self.note_times()
         self.clock.step(down_ms)
-        self.reopen(node, reconnect)
+        self.reopen(node, reconnect, cleanly=False)
         self.pause(pause_ms)
 
-    def reopen(self, node: Node, reconnect: bool) -> None:
+    def reopen(self, node: Node, reconnect: bool, *, cleanly: bool) -> None:
         assert self.node.failures == []
         for task in self.background:
             task.cancel()
@@ -314,13 +315,9 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             each.future.add_done_callback(forget)
         self.node = node
         disconnected, self.inboxes = self.inboxes, []
-        now_ns = self.clock.monotonic_ns()
         for model in self.subscriptions:
-            for position, out in list(model.out.items()):
-                if out.deadline_ns <= now_ns:  # perhaps it was given back before the end
-                    model.give_back(position, (0, 0), durable=False)
-            model.out.clear()
-            model.not_durable.clear()  # some of it is, some is not
+            for entry in model.open.values():
+                entry.end_life(self.clock.monotonic_ns(), cleanly=cleanly)
         self.run(self.open())
         self.resolve_crashed()
         for model, inbox in disconnected if reconnect else ():
@@ -329,18 +326,18 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
     def resolve_crashed(self) -> None:
         """Settle what was in flight: stored or settled now, or not; from here on it must stay so."""
         for each in self.in_flight:
-            if each.acked_on is not None:
-                topic = self.node.topic(each.acked_on.topic)
-                cursor = topic.subscription(each.acked_on.name).cursor
+            if (model := each.acked_on) is not None:
+                cursor = self.node.topic(model.topic).subscription(model.name).cursor
                 for position in each.positions:
-                    each.acked_on.settling.discard(position)
+                    if entry := model.entries.get(position):
+                        entry.perhaps_acked = False
                     if cursor.is_settled(position) or self.is_gone(each.topic, position):
-                        each.acked_on.settle(position, self.clock.monotonic_ns())
+                        model.settle(position, self.clock.monotonic_ns())
             elif not self.is_stored(each.topic, each.positions[0]):
                 for position in each.positions:
                     del self.messages[position]
                     for model in self.subscriptions:
-                        model.owed.discard(position)
+                        model.forget(position)
         self.in_flight.clear()
 
     def is_stored(self, topic: str, position: Position) -> bool:
@@ -375,85 +372,48 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         arrived = [(model, inbox, each) for model, inbox in self.inboxes for each in inbox.poll()]
         # In the order in which they were sent: consumers of one subscription may hold a message in turn.
         for model, inbox, delivered in sorted(arrived, key=lambda each: each[2].sent_ns):
-            is_fresh |= delivered.position not in model.out
+            entry = model.entries.get(delivered.position)
+            is_fresh |= entry is None or entry.holder is None
             self.check_delivered(model, inbox, delivered)
         return is_fresh
 
     def check_delivered(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
-        position = found.position
-        assert position in model.owed, "a message of nowhere, or from before the start"
-        message = self.messages[position]
-        assert found.payload == message.payload
-        if (confirmed_ns := model.settled.get(position)) is not None:
-            assert found.sent_ns <= confirmed_ns, "P3: a settled message came back"
-            return
-        assert model.paused_ns is None or found.sent_ns <= model.paused_ns, "sent while it was paused"
-        if model.honors_delay:
-            assert found.sent_ms >= message.deliver_at_ms, "P2: early"
-        assert not message.expire_at_ms or found.sent_ms < message.expire_at_ms, "expired, and delivered"
-        if (out := model.out.get(position)) is not None:
-            assert out.deadline_ns <= found.sent_ns, "P4: sent twice at once"
-            model.give_back(position, (0, 0), durable=False)  # by the end of the lease
-        if model.type == SubscriptionType.KEY_SHARED:
-            self.check_key(model, inbox, found)
-        assert found.sent_ms >= model.not_before.get(position, (0, 0))[0], "a returned message came too soon"
-        low, high = model.returned.get(position, (0, 0))
-        assert low <= found.attempt - 1 <= high, f"attempt {found.attempt}, returned {low} to {high} times"
-        model.returned[position] = (found.attempt - 1, found.attempt - 1)
-        model.not_durable = [each for each in model.not_durable if each != position]
-        model.out[position] = Out(inbox, found.sent_ns + inbox.consumer.lease_ms * 1_000_000)
-        model.seen.add(position)
-
-    def check_key(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
-        """A key is with one consumer at a time, and what is sent for the first time and at once is in its order."""
-        message = self.messages[found.position]
-        for position, out in model.out.items():
-            held = (
-                out.inbox is not inbox and out.deadline_ns > found.sent_ns and position not in model.settling
-            )
-            assert not (held and message.key and self.messages[position].key == message.key), (
-                "one key, two consumers"
-            )
-        if message.key and not message.deliver_at_ms and found.position not in model.seen:
-            last = model.last_of_key.get(message.key)
-            assert last is None or last < found.position, f"{found.position} after {last} of its key"
-            model.last_of_key[message.key] = found.position
+        entry = model.entries.get(found.position)
+        assert entry is not None, "a message of nowhere, or from before the start"
+        assert found.payload == entry.message.content
+        model.check_sent(entry, found.sent_ms, found.sent_ns, found.deliver_at_ms)
+        if entry.is_settled:
+            return  # since it was sent
+        if model.type == SubscriptionType.KEY_SHARED and found.position not in model.seen:
+            model.check_key_order(entry)
+        model.send(entry, inbox, found.attempt, found.sent_ms, found.sent_ns, inbox.consumer.lease_ms)
+        model.seen.add(found.position)
 
     def check_rest(self) -> None:
         """The broker had time: whatever is owed to somebody who is there has been sent (P3)."""
         assert self.node.failures == []
+        by_ms, by_ns = self.clock.now_ms() - MARGIN_MS, self.clock.monotonic_ns() - MARGIN_MS * 1_000_000
         for model in self.subscriptions:
-            model.make_durable()
+            for entry in model.open.values():
+                entry.make_durable()
             self.check_count(model)
             if any(of is model for of, _ in self.inboxes) and model.paused_ns is None:
-                missing = [position for position in model.owed if self.is_due(model, position)]
+                held_keys = model.held_keys()
+                missing = [
+                    position
+                    for position, entry in model.open.items()
+                    if entry.message.key not in held_keys and model.must_have_come(entry, by_ms, by_ns)
+                ]
                 assert not missing, f"P3: {missing} of {model} did not come at {self.clock.now_ms()}"
         for model in self.subscriptions:  # last: time passes meanwhile
             check_counts(self, model)
 
     def check_count(self, model: SubscriptionModel) -> None:
-        owed = model.owed - model.settled.keys()
-        certain = {p for p in owed - model.settling if not self.messages[p].may_have_expired}
+        certain = sum(not (each.acking or each.message.may_have_expired) for each in model.open.values())
         unsettled = self.node.topic(model.topic).subscription(model.name).unsettled_count()
-        assert len(certain) <= unsettled <= len(owed), (
-            f"{unsettled} unsettled, {len(certain)} to {len(owed)} owed"
+        assert certain <= unsettled <= len(model.open), (
+            f"{unsettled} unsettled, {certain} to {len(model.open)} owed"
         )
-
-    def is_due(self, model: SubscriptionModel, position: Position) -> bool:
-        """Return whether a message should have been sent a while ago, and no consumer holds it."""
-        message = self.messages[position]
-        before_ms = self.clock.now_ms() - MARGIN_MS
-        if position in model.settled or position in model.settling or message.may_have_expired:
-            return False
-        out = model.out.get(position)
-        if out is not None and out.deadline_ns > self.clock.monotonic_ns() - MARGIN_MS * 1_000_000:
-            return False
-        if model.type == SubscriptionType.KEY_SHARED and any(
-            self.messages[p].key == message.key != "" for p in model.out
-        ):
-            return False  # its key is with somebody, and may be another's next
-        not_before_ms = model.not_before.get(position, (0, 0))[1]
-        return max(not_before_ms, message.deliver_at_ms if model.honors_delay else 0) <= before_ms
 
     def note_times(self) -> None:
         """Note expiry and ends of waits, which a clock that steps back does not undo."""
@@ -462,18 +422,18 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             self.lived_twice_ms = self.highest_ms
         self.highest_ms = max(self.highest_ms, now_ms)
         for message in self.messages.values():
-            if message.expire_at_ms and message.expire_at_ms <= now_ms:
-                message.may_have_expired = True
+            message.note_time(now_ms)
         for model in self.subscriptions:
-            for position, (at_least_ms, at_most_ms) in model.not_before.items():
-                if at_least_ms <= now_ms:
-                    model.not_before[position] = (0, at_most_ms)
+            for entry in model.open.values():
+                entry.note_time(now_ms)
 
     def resolve(self) -> None:
         """Take note of what was answered."""
         for each in self.in_flight:
             if each.future.done() and each.acked_on is not None:
-                each.acked_on.settling.difference_update(each.positions)
+                for position in each.positions:
+                    if entry := each.acked_on.entries.get(position):
+                        entry.acking -= 1
                 for position, confirmed_ns in self.acknowledged(each).items():
                     each.acked_on.settle(position, confirmed_ns)
         self.in_flight = [each for each in self.in_flight if not each.future.done()]
@@ -488,9 +448,9 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
     def of_topic(self, topic: str) -> list[SubscriptionModel]:
         return [model for model in self.subscriptions if model.topic == topic]
 
-    def positions_in(self, topic: str) -> set[Position]:
+    def messages_in(self, topic: str) -> dict[Position, Message]:
         found = self.node.topic(topic)
-        return {p for p in self.messages if found.log.entry_count(p.ledger_id) is not None}
+        return {p: m for p, m in self.messages.items() if found.log.entry_count(p.ledger_id) is not None}
 
     def teardown(self) -> None:
         """In the end everything comes: to those who are there, and to the consumers of the next life."""
@@ -508,8 +468,8 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
                 self.run(self.attach_to(model, permits=1000, lease_ms=24 * HOUR_MS))
             self.pause(5 * MARGIN_MS)
             for model in self.subscriptions:
-                unaccounted = model.owed - model.settled.keys() - model.out.keys()
-                assert all(self.messages[position].may_have_expired for position in unaccounted)
+                unaccounted = [each.message for each in model.open.values() if each.holder is None]
+                assert all(message.may_have_expired for message in unaccounted)
         finally:
             self.close()
         assert self.loop.unhandled == [], self.loop.unhandled

@@ -15,7 +15,8 @@ from hypothesis.stateful import rule
 from broker.model import START, Position
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
-from tests.model.plain import SubscriptionModel
+from tests.model.broker_state import SubscriptionModel
+from tests.reference import Entry
 
 NEAR_MS = 300
 """Time around now in which a due message may or may not have been noticed: longer than every latency and recheck."""
@@ -35,7 +36,7 @@ class ControlRules:
     run: Any
     collect: Any
     resolve: Any
-    positions_in: Any
+    messages_in: Any
 
     @rule(
         pick=st.integers(0, 1 << 12),
@@ -46,7 +47,7 @@ class ControlRules:
         model = self.subscriptions[pick % len(self.subscriptions)]
         topic = self.node.topic(model.topic)
         subscription = topic.subscription(model.name)
-        known = sorted(self.positions_in(model.topic))
+        known = sorted(self.messages_in(model.topic))
         self.collect()
         start = topic.latest_position()
         if where == "earliest":
@@ -66,7 +67,7 @@ class ControlRules:
         self, model: SubscriptionModel, start: Position, doubtful: set[Position], subscription: Subscription
     ) -> None:
         now_ns = self.clock.monotonic_ns()
-        overdue = {p for p, out in model.out.items() if out.deadline_ns <= now_ns}
+        overdue = {p for p, each in model.open.items() if each.holder and not each.is_held(now_ns)}
         for of, inbox in self.inboxes:
             assert (of is model) == inbox.consumer.ended
         for of, inbox in self.inboxes:
@@ -74,14 +75,13 @@ class ControlRules:
                 self.run(_detach(inbox))
                 assert inbox.poll() == [], "sent after the seek to a consumer from before"
         self.inboxes = [each for each in self.inboxes if each[0] is not model]
-        model.owed = {p for p in self.positions_in(model.topic) if p >= start}
-        model.settled = {p: now_ns for p in doubtful & model.owed if subscription.cursor.is_settled(p)}
-        model.out.clear()
-        model.not_before.clear()
-        # The end of a lease may have been noted between the seek and its record.
-        model.returned = dict.fromkeys(overdue & model.owed, (0, 1))
-        model.not_durable.clear()
-        model.last_of_key.clear()
+        model.seek(start, self.messages_in(model.topic))
+        for position in doubtful & model.open.keys():
+            if subscription.cursor.is_settled(position):
+                model.settle(position, now_ns)
+        for position in overdue & model.open.keys():
+            # The end of a lease may have been noted between the seek and its record.
+            model.open[position].returns_high = 1
 
     @rule(pick=st.integers(0, 1 << 12), pause_ms=st.sampled_from([0, 1, 15, 600]))
     def pause_or_resume(self, pick: int, pause_ms: int) -> None:
@@ -102,25 +102,23 @@ async def _detach(inbox: Any) -> None:
     inbox.detach()
 
 
-def possible_states(machine: Any, model: SubscriptionModel, position: Position) -> set[str]:
+def possible_states(machine: Any, model: SubscriptionModel, entry: Entry) -> set[str]:
     """In which states a message that is owed may be now."""
-    message, now_ms = machine.messages[position], machine.clock.now_ms()
+    message, now_ms = entry.message, machine.clock.now_ms()
     states: set[str] = set()
-    if position in model.settling or message.may_have_expired:
+    if entry.acking or message.may_have_expired:
         states.add(NONE)
-    out = model.out.get(position)
-    if out is not None:
-        left_ms = (out.deadline_ns - machine.clock.monotonic_ns()) / 1e6
+    if entry.holder is not None:
+        left_ms = (entry.deadline_ns - machine.clock.monotonic_ns()) / 1e6
         return states | {LEASED} if left_ms > NEAR_MS else states | {LEASED, READY, SCHEDULED, NONE}
-    at_least_ms, at_most_ms = model.not_before.get(position, (0, 0))
-    due_ms = message.deliver_at_ms if model.honors_delay else 0
+    due_ms = message.due_ms if model.honors_delay else 0
     if machine.highest_ms > now_ms + NEAR_MS:
         # The clock stepped back: what had come due by then may count as ready, though it is not sent, and what is
         # hidden by its place in the log may not be known until time has caught up.
         states |= {READY, SCHEDULED}
-    elif max(at_least_ms, due_ms) > now_ms + NEAR_MS:
+    elif max(entry.wait_low_ms, due_ms) > now_ms + NEAR_MS:
         states.add(SCHEDULED)
-    elif max(at_most_ms, due_ms) <= now_ms - NEAR_MS:
+    elif max(entry.wait_high_ms, due_ms) <= now_ms - NEAR_MS:
         states.add(READY)
     else:
         states |= {READY, SCHEDULED}
@@ -133,7 +131,7 @@ def check_counts(machine: Any, model: SubscriptionModel) -> None:
     machine.run(topic.counts.wait_exact(5.0))
     machine.collect()
     subscription = topic.subscription(model.name)
-    states = [possible_states(machine, model, p) for p in model.owed - model.settled.keys()]
+    states = [possible_states(machine, model, each) for each in model.open.values()]
     counts = topic.subscription_counts(subscription)
     found = {READY: counts.ready, LEASED: counts.leased, SCHEDULED: counts.scheduled}
     for name, count in found.items():
@@ -147,15 +145,14 @@ def check_counts(machine: Any, model: SubscriptionModel) -> None:
 
 def check_age(machine: Any, model: SubscriptionModel, topic: Any, subscription: Subscription) -> None:
     """Hold the age of the oldest ready message against the model, where nothing is in doubt."""
-    owed = sorted(model.owed - model.settled.keys())
-    states = {p: possible_states(machine, model, p) for p in owed}
+    states = [(each, possible_states(machine, model, each)) for each in model.open.values()]
     age_ms = machine.run(topic.counts.find_oldest_age_ms(subscription))
-    if any(len(each) > 1 for each in states.values()):
+    if any(len(possible) > 1 for _, possible in states):
         return
-    ready = [p for p in owed if states[p] == {READY}]
-    if any(model.not_before.get(p, (0, 0)) != (0, 0) for p in ready):
+    ready = [each for each, possible in states if possible == {READY}]
+    if any(each.wait_low_ms or each.wait_high_ms for each in ready):
         return
-    since_ms = [machine.messages[p].since_ms(honors_delay=model.honors_delay) for p in ready]
+    since_ms = [each.message.since_ms(honors_delay=model.honors_delay) for each in ready]
     if ready and min(since_ms) <= machine.lived_twice_ms:
         return  # what arrived later may be older
     expected_ms = machine.clock.now_ms() - min(since_ms) if ready else 0

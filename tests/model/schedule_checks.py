@@ -8,10 +8,9 @@ from typing import Any
 
 from broker.errors import NotFound
 from broker.model import Position
-from broker.subscriptions.types import SubscriptionType
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange, Scheduled, ScheduledState
 from tests.harness import Delivered, Inbox, Node
-from tests.model.schedule_plain import Message, SubscriptionModel
+from tests.model.schedule_state import ScheduledMessage, SubscriptionModel
 
 TOPIC = "orders"
 MARGIN_MS = 700
@@ -26,7 +25,7 @@ class ScheduleChecks:
     clock: Any
     run: Any
     topic: Any
-    messages: dict[Position, Message]
+    messages: dict[Position, ScheduledMessage]
     subscriptions: list[SubscriptionModel]
     inboxes: list[tuple[SubscriptionModel, Inbox]]
     highest_ms: int
@@ -47,8 +46,10 @@ class ScheduleChecks:
     def note_times(self) -> None:
         self.highest_ms = max(self.highest_ms, self.clock.now_ms())
         for message in self.messages.values():
-            if 0 < message.expire_ms <= self.highest_ms and message.cancelled_ns is None:
-                message.may_have_expired = True
+            message.note_time(self.highest_ms)
+        for model in self.subscriptions:
+            for entry in model.open.values():
+                entry.note_time(self.clock.now_ms())
 
     def _arrived(self) -> list[tuple[SubscriptionModel, Inbox, Delivered]]:
         arrived = [(model, inbox, each) for model, inbox in self.inboxes for each in inbox.poll()]
@@ -64,55 +65,37 @@ class ScheduleChecks:
 
     def check_delivered(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
         self._check_sent(model, found)
-        assert found.position not in model.out, f"P4: {found.position} was sent twice at once to {model.name}"
-        if self.messages[found.position].cancelled_ns is None:
-            model.out[found.position] = inbox
+        if (entry := model.open.get(found.position)) is not None:
+            model.send(entry, inbox, found.attempt, found.sent_ms, found.sent_ns, inbox.consumer.lease_ms)
+        else:  # it was cancelled since
+            model.entries[found.position].sent_count += 1
 
     def _check_sent(self, model: SubscriptionModel, found: Delivered) -> None:
-        position = found.position
-        assert position in model.owed, "a message of nowhere, or from before the start"
-        assert position not in model.settled, "P3: a settled message came back"
-        message = self.messages[position]
-        assert found.payload == message.payload
-        if message.cancelled_ns is not None:
-            assert not model.honors_delay, f"P5: {position} was cancelled, and came"
-            assert found.sent_ns <= message.cancelled_ns, f"P5: {position} was cancelled, and came later"
-        elif model.honors_delay:
-            assert found.sent_ms >= message.due_ms, (
-                f"P2: {position} came {message.due_ms - found.sent_ms} ms early"
-            )
-            assert found.deliver_at_ms == max(message.due_ms, message.publish_ms)
-        if message.ttl_ms and model.honors_delay:
-            assert found.sent_ms < message.expire_ms, f"{position} had expired"
-        model.ever_sent.add(position)
+        entry = model.entries.get(found.position)
+        assert entry is not None, "a message of nowhere, or from before the start"
+        assert found.payload == entry.message.content
+        model.check_sent(entry, found.sent_ms, found.sent_ns, found.deliver_at_ms)
 
     def check_rest(self) -> None:
         """The broker had time: whatever is owed to somebody who is there has been sent (P3)."""
         assert self.node.failures == [], self.node.failures
+        by_ms, by_ns = self.clock.now_ms() - MARGIN_MS, self.clock.monotonic_ns() - MARGIN_MS * 1_000_000
         for model in self.subscriptions:
-            if any(of is model for of, _ in self.inboxes) and not model.is_paused:
-                missing = [p for p in model.open_positions() if self._is_missing(model, p)]
-                now_ms = self.clock.now_ms()
-                assert not missing, f"P3: {[(p, self.messages[p], now_ms) for p in missing]} of {model.name}"
+            for entry in model.open.values():
+                entry.make_durable()
+            if any(of is model for of, _ in self.inboxes) and model.paused_ns is None:
+                held_keys = model.held_keys()
+                missing = [
+                    entry
+                    for entry in model.open.values()
+                    if entry.message.key not in held_keys and model.must_have_come(entry, by_ms, by_ns)
+                ]
+                assert not missing, f"P3: {missing} of {model} at {self.clock.now_ms()}"
         self.run(self._check_shown())
         self.collect()
         if self.highest_ms <= self.clock.now_ms():
             self._check_counts()
         self.run(self._check_index())
-
-    def _is_missing(self, model: SubscriptionModel, position: Position) -> bool:
-        message = self.messages[position]
-        if message.cancelled_ns is not None or position in model.out:
-            return False
-        if model.not_before_ms.get(position, 0) > self.clock.now_ms() - MARGIN_MS:
-            return False
-        if message.may_have_expired or (message.may_have_expired_once and not model.honors_delay):
-            return False
-        if model.type == SubscriptionType.KEY_SHARED and any(
-            self.messages[p].key == message.key != "" for p in model.out
-        ):
-            return False  # its key is with somebody, and may be another's next
-        return not model.honors_delay or message.due_ms <= self.clock.now_ms() - MARGIN_MS
 
     async def _check_shown(self) -> None:
         """Page, get, keys and count are what the model says."""
@@ -131,7 +114,7 @@ class ScheduleChecks:
         now_ms = self.clock.now_ms()
         live = {p: m for p, m in self.messages.items() if m.due_ms and m.cancelled_ns is None}
         # A ledger may go although a message of it is being moved, if nobody is owed it.
-        stored = self._stored().union(*(model.open_positions() for model in self.subscriptions))
+        stored = self._stored().union(*(model.open for model in self.subscriptions))
         certain = {p for p, m in live.items() if m.due_ms > self.highest_ms and p in stored}
         possible = {p for p, m in live.items() if m.due_ms > taken_ms}
         found = [each.position for each in shown]
@@ -200,12 +183,12 @@ class ScheduleChecks:
         if any(abs(due_ms - now_ms) < NEAR_MS for due_ms in times):
             return
         for model in self.subscriptions:
-            owed = {p for p in model.open_positions() if self.messages[p].cancelled_ns is None}
-            if any(m.may_have_expired or m.may_have_expired_once for m in map(self.messages.get, owed) if m):
+            owed = [entry.message for entry in model.open.values()]
+            if any(each.may_have_expired or each.may_have_expired_before for each in owed):
                 continue
             counts = self.topic.subscription_counts(self.topic.subscription(model.name))
-            waiting = sum(model.honors_delay and self.messages[p].due_ms > now_ms for p in owed)
-            leased = len(model.out.keys() & owed)
+            waiting = sum(model.honors_delay and each.due_ms > now_ms for each in owed)
+            leased = sum(entry.holder is not None for entry in model.open.values())
             expected = (waiting, len(owed) - waiting - leased, leased)
             if not model.honors_delay:
                 expected = (0, len(owed) - leased, leased)
@@ -220,10 +203,11 @@ class ScheduleChecks:
     def _may_have_been_sent(
         self, model: SubscriptionModel, position: Position, sent_now: set[tuple[str, Position]]
     ) -> bool:
-        message = self.messages[position]
-        if not model.honors_delay or position not in model.owed or message.due_ms > self.highest_ms:
+        message, entry = self.messages[position], model.entries.get(position)
+        if not model.honors_delay or entry is None or message.due_ms > self.highest_ms:
             return False
-        known = position in model.ever_sent or position in model.settled or (model.name, position) in sent_now
+        is_acked = entry.is_settled and not message.is_cancelled
+        known = entry.sent_count > 0 or is_acked or (model.name, position) in sent_now
         return known or message.may_have_expired or message.due_ms <= model.unknown_ms
 
     def _stored(self) -> set[Position]:

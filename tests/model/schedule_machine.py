@@ -1,4 +1,4 @@
-"""Cancels, moves and replacements tried on a broker among everything else, and held against the plainest model.
+"""Cancels, moves and replacements tried on a broker among everything else, and held against the reference.
 
 The broker answers what became of each message; the model says whether that can be so, and from then on expects just
 that: a cancelled message goes to nobody, a moved one comes once to each subscription and not before its new time (P5),
@@ -35,16 +35,17 @@ from broker.topics.schedule_values import (
 from broker.topics.topic import Topic
 from tests.harness import DATA_DIR, EARLIEST, LATEST, Inbox, Node, Outgoing, positions_of
 from tests.model.schedule_checks import MARGIN_MS, NEAR_MS, TOPIC, ScheduleChecks
-from tests.model.schedule_plain import (
+from tests.model.schedule_state import (
     HOUR_MS,
     LEASE_MS,
     Asked,
-    Message,
+    ScheduledMessage,
     SubscriptionModel,
     new_due_ms,
     schedule_config,
     topic_policy,
 )
+from tests.reference import cancel, honors_delay
 
 KEYS = ("a-1", "a-2", "b-1")
 ROUTES = ("", "x", "y", "z")
@@ -68,7 +69,7 @@ class ScheduleMachine(ScheduleChecks):
         self.clock = SimClock(self.loop)
         self.node = Node(MemVfs(), self.clock, schedule_config(), rng=random.Random(seed))
         self.in_memory = in_memory
-        self.messages: dict[Position, Message] = {}
+        self.messages: dict[Position, ScheduledMessage] = {}
         self.subscriptions: list[SubscriptionModel] = []
         self.inboxes: list[tuple[SubscriptionModel, Inbox]] = []
         self.highest_ms = 0
@@ -128,17 +129,18 @@ class ScheduleMachine(ScheduleChecks):
         for position, outgoing in zip(positions, wanted, strict=True):
             assert position not in self.messages, "an id was given twice"
             due_ms = accepted.publish_time_ms + outgoing.deliver_after_ms if outgoing.deliver_after_ms else 0
-            self.messages[position] = Message(
+            message = self.messages[position] = ScheduledMessage(
+                position,
                 outgoing.payload,
-                due_ms,
+                accepted.publish_time_ms,
                 due_ms,
                 ttl_ms,
-                accepted.publish_time_ms,
-                outgoing.schedule_key,
                 outgoing.key,
+                first_ms=due_ms,
+                schedule_key=outgoing.schedule_key,
             )
-        for model in self.subscriptions:
-            model.owed.update(positions)
+            for model in self.subscriptions:
+                model.add(position, message)
 
     def _holders(self, keys: Iterable[str]) -> set[Position]:
         """Return the messages that may hold one of some keys."""
@@ -156,7 +158,7 @@ class ScheduleMachine(ScheduleChecks):
         times = self.run(self._times([position]))
         if position in certain or times[position] == CANCELLED_MS:
             assert times[position] == CANCELLED_MS, f"{position} was replaced, and waits"
-            self._forget_cancelled(position, self.clock.monotonic_ns())
+            self._cancel(position, self.clock.monotonic_ns())
             self.seen["replaced"] += 1
 
     async def _submitted(self, wanted: list[Outgoing], replace: bool) -> Any:
@@ -194,9 +196,13 @@ class ScheduleMachine(ScheduleChecks):
                 policy=SubscriptionPolicy(honor_delay=honor_delay),
             )
         )
-        owed = self._stored() if earliest or is_first else set()
-        honors_delay = type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) or bool(honor_delay)
-        self.subscriptions.append(SubscriptionModel(name, type_, honors_delay, owed))
+        model = SubscriptionModel(name, type_, honors_delay(type_, honor_delay))
+        if earliest or is_first:
+            self._begin(model, START)
+        self.subscriptions.append(model)
+
+    def _begin(self, model: SubscriptionModel, start: Position) -> None:
+        model.seek(start, {p: self.messages[p] for p in self._stored()})
 
     def delete_subscription(self, pick: int) -> None:
         if len(self.subscriptions) < 2:
@@ -227,9 +233,9 @@ class ScheduleMachine(ScheduleChecks):
         self.run(_detach(inbox))
         for delivered in inbox.poll():
             self.check_delivered(model, inbox, delivered)
-        for position, holder in list(model.out.items()):
-            if holder is inbox:
-                del model.out[position]
+        for entry in model.open.values():
+            if entry.holder is inbox:
+                entry.give_back()
         self.pause(MARGIN_MS)  # what it held is given back, durably
 
     def acknowledge(self, pick: int, subset: int) -> None:
@@ -237,25 +243,26 @@ class ScheduleMachine(ScheduleChecks):
         if not self.inboxes:
             return
         model, inbox = self.inboxes[pick % len(self.inboxes)]
-        chosen = [p for index, p in enumerate(sorted(model.out)) if subset >> index % 12 & 1]
+        out = sorted(position for position, entry in model.open.items() if entry.holder is not None)
+        chosen = [p for index, p in enumerate(out) if subset >> index % 12 & 1]
         assert self.run(inbox.ack(chosen)) == []
         for position in chosen:
-            model.settled.add(position)
-            model.out.pop(position, None)
+            model.settle(position, self.clock.monotonic_ns())
 
     def nack(self, pick: int, subset: int) -> None:
         self.collect()
         if not self.inboxes:
             return
         model, inbox = self.inboxes[pick % len(self.inboxes)]
-        held = sorted(position for position, holder in model.out.items() if holder is inbox)
+        held = sorted(position for position, entry in model.open.items() if entry.holder is inbox)
         chosen = [p for index, p in enumerate(held) if subset >> index % 12 & 1]
         if chosen:
+            asked_ms = self.clock.now_ms()
             failures = self.run(inbox.nack(chosen, 50))
             assert failures == [], failures
             for position in chosen:
-                del model.out[position]
-                model.not_before_ms[position] = self.clock.now_ms() + 50
+                model.open[position].give_back(durable=True)
+                model.open[position].wait(asked_ms + 50, self.clock.now_ms() + 50, durable=True)
         self.collect()
 
     def seek(self, pick: int, where: str) -> None:
@@ -276,22 +283,20 @@ class ScheduleMachine(ScheduleChecks):
             if of is model:
                 self.run(_detach(inbox))
         self.inboxes = [each for each in self.inboxes if each[0] is not model]
-        model.owed = {p for p in self._stored() if p >= start}
-        model.settled.clear()
-        model.out.clear()
-        model.ever_sent.clear()
+        self._begin(model, start)
         model.unknown_ms = self.highest_ms
 
     def pause_or_resume(self, pick: int) -> None:
         if self.subscriptions:
             model = self.subscriptions[pick % len(self.subscriptions)]
-            self._set_paused(model, not model.is_paused)
+            self._set_paused(model, model.paused_ns is None)
 
     def _set_paused(self, model: SubscriptionModel, is_paused: bool) -> None:
         found = self.topic.subscription(model.name)
+        model.paused_ns = None
         self.run(control.pause(self.topic, found, paused=is_paused))
         self.collect()
-        model.is_paused = is_paused
+        model.paused_ns = self.clock.monotonic_ns() if is_paused else None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -434,28 +439,25 @@ class ScheduleMachine(ScheduleChecks):
             self.check_delivered(model, inbox, delivered)
 
     def _changed(
-        self, asked: Asked, outcome: Outcome, message: Message, confirmed_ns: int, end_ms: int
+        self, asked: Asked, outcome: Outcome, message: ScheduledMessage, confirmed_ns: int, end_ms: int
     ) -> None:
         assert outcome.position is not None
         if asked.kind == "cancel":
-            self._forget_cancelled(outcome.position, confirmed_ns)
+            self._cancel(outcome.position, confirmed_ns)
             self.seen["cancelled"] += 1
             return
         due_ms = new_due_ms(asked, message, outcome, self.highest_ms, end_ms)
         if due_ms != message.due_ms:
-            message.due_ms = due_ms
-            message.revision += 1
-            message.may_have_expired_once |= message.may_have_expired
-            message.may_have_expired = False
+            message.move(due_ms)
             self.seen["moved"] += 1
         self.note_times()
 
-    def _forget_cancelled(self, position: Position, confirmed_ns: int) -> None:
-        self.messages[position].cancelled_ns = confirmed_ns
-        for model in self.subscriptions:  # those that ignore delays may hold it
-            model.out.pop(position, None)
+    def _cancel(self, position: Position, confirmed_ns: int) -> None:
+        cancel(self.messages[position], position, self.subscriptions, confirmed_ns)
 
-    def _check_outcome(self, outcome: Outcome, message: Message, sent_now: set[tuple[str, Position]]) -> None:
+    def _check_outcome(
+        self, outcome: Outcome, message: ScheduledMessage, sent_now: set[tuple[str, Position]]
+    ) -> None:
         position = outcome.position
         assert position is not None
         log = self.topic.log
@@ -464,7 +466,11 @@ class ScheduleMachine(ScheduleChecks):
         match outcome.result:
             case ChangeResult.DONE:
                 assert message.due_ms and message.cancelled_ns is None, f"{outcome} of {message}"
-                sent = {m.name for m in self.subscriptions if m.honors_delay and position in m.ever_sent}
+                sent = {
+                    m.name
+                    for m in self.subscriptions
+                    if m.honors_delay and position in m.entries and m.entries[position].sent_count
+                }
                 assert not sent or message.is_doubtful, f"done, and {sent} were sent {position}"
             case ChangeResult.ALREADY_DELIVERED:
                 assert outcome.delivered_to, outcome
@@ -494,7 +500,9 @@ class ScheduleMachine(ScheduleChecks):
             self.node.vfs.crashed(self.node.vfs.op_count, CrashPolicy.KEEP_ALL), DATA_DIR
         )
         assert report.problems == [], report.problems
-        self._next_life(Node(self.node.vfs, self.clock, schedule_config(), rng=self.node._rng), reconnect)
+        self._next_life(
+            Node(self.node.vfs, self.clock, schedule_config(), rng=self.node._rng), reconnect, cleanly=True
+        )
 
     def crash(self, policy: CrashPolicy, seed: int, reconnect: bool) -> None:
         self.collect()
@@ -520,6 +528,7 @@ class ScheduleMachine(ScheduleChecks):
         self._next_life(node, True, lambda: None if is_done else self._resolve(asked))
         for model, _, delivered in arrived:  # to consumers of the life before
             self._check_sent(model, delivered)
+            model.entries[delivered.position].sent_count += 1
 
     def _resolve(self, asked: Asked) -> None:
         """After a crash: was it changed?"""
@@ -529,17 +538,17 @@ class ScheduleMachine(ScheduleChecks):
             message, found = self.messages[position], times[position]
             before = message.due_ms if message.cancelled_ns is None else CANCELLED_MS
             if found == before or self.topic.log.entry_count(position.ledger_id) is None:
-                was_delivered = any(position in model.ever_sent for model in self.subscriptions)
+                entries = [model.entries.get(position) for model in self.subscriptions]
+                was_delivered = any(entry is not None and entry.sent_count for entry in entries)
                 if before != CANCELLED_MS and found != asked.value_ms and not was_delivered:
                     same.add(position)
                 continue
             if asked.kind == "cancel":
                 assert found == CANCELLED_MS
-                self._forget_cancelled(position, self.clock.monotonic_ns())
+                self._cancel(position, self.clock.monotonic_ns())
             else:
                 assert asked.value_ms <= found <= max(asked.value_ms, self.highest_ms + 1)
-                message.due_ms = found
-                message.revision += 1
+                message.move(found)
             changed.add(position)
         doubtful = {
             p for p in same if self.messages[p].due_ms <= self.highest_ms
@@ -547,7 +556,7 @@ class ScheduleMachine(ScheduleChecks):
         assert not changed or not same - doubtful, f"{changed} were changed, {same} were not"
         self.seen["resolved" if changed else "not resolved"] += 1
 
-    def _next_life(self, node: Node, reconnect: bool, resolve: Any = None) -> None:
+    def _next_life(self, node: Node, reconnect: bool, resolve: Any = None, *, cleanly: bool = False) -> None:
         assert self.node.failures == [], self.node.failures
         self.node = node
         disconnected, self.inboxes = self.inboxes, []
@@ -556,10 +565,11 @@ class ScheduleMachine(ScheduleChecks):
         now_ms = self.clock.now_ms()
         for model in self.subscriptions:
             # An index that stood later than the clock does comes back only with a checkpoint.
-            for position in model.ever_sent - model.settled:
-                self.messages[position].is_doubtful |= self.messages[position].due_ms > now_ms
+            for position, entry in model.open.items():
+                is_early = self.messages[position].due_ms > now_ms
+                self.messages[position].is_doubtful |= entry.sent_count > 0 and is_early
+                entry.end_life(self.clock.monotonic_ns(), cleanly=cleanly)
             model.unknown_ms = max(model.unknown_ms, self.highest_ms)
-            model.out.clear()
         if resolve is not None:
             resolve()
         for model, inbox in disconnected if reconnect else ():
@@ -568,7 +578,7 @@ class ScheduleMachine(ScheduleChecks):
     def finish(self) -> None:
         """In the end everything that is owed comes, in this life and in the next."""
         for model in self.subscriptions:
-            if model.is_paused:
+            if model.paused_ns is not None:
                 self._set_paused(model, False)
         self.pause(MARGIN_MS)
         self.note_times()
@@ -579,13 +589,9 @@ class ScheduleMachine(ScheduleChecks):
             self.run(self._attach_to(model, 1000))
         self.pause(5 * MARGIN_MS)
         for model in self.subscriptions:
-            rest = {p for p in model.open_positions() if self.messages[p].cancelled_ns is None}
-            lost = [
-                p
-                for p in rest - model.out.keys()
-                if not (self.messages[p].may_have_expired or self.messages[p].may_have_expired_once)
-            ]
-            assert not lost, f"P3: {[(p, self.messages[p]) for p in lost]} never came to {model.name}"
+            rest = [entry.message for entry in model.open.values() if entry.holder is None]
+            lost = [each for each in rest if not (each.may_have_expired or each.may_have_expired_before)]
+            assert not lost, f"P3: {lost} never came to {model}"
         assert self.loop.unhandled == [], self.loop.unhandled
 
     def close(self) -> None:

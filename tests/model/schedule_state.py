@@ -1,14 +1,15 @@
-"""State of the plainest model of a schedule."""
+"""State that the `ScheduleMachine` keeps beside the reference."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.model import Position
 from broker.policy import TRACKER_MEMORY, TopicPolicy
 from broker.topics.schedule_values import Outcome
-from tests.harness import Inbox, small_config
+from tests.harness import small_config
+from tests.reference import Message, Subscription
 
 HOUR_MS = 3_600_000
 LEASE_MS = 1_000 * HOUR_MS
@@ -16,46 +17,17 @@ LEASE_MS = 1_000 * HOUR_MS
 
 
 @dataclass(slots=True)
-class Message:
-    """One message; times in milliseconds since the Unix epoch."""
+class ScheduledMessage(Message):
+    """A message that may be scheduled."""
 
-    payload: bytes
-    due_ms: int  # effective; 0: not DELAYED
-    first_ms: int  # as it was produced
-    ttl_ms: int  # 0: it never expires
-    publish_ms: int
-    schedule_key: str
-    key: str
-    cancelled_ns: int | None = None  # when that was confirmed, monotonic
-    revision: int = 0
-    may_have_expired: bool = False
-    may_have_expired_once: bool = False  # under an earlier time: for those who ignore delays
+    first_ms: int = 0  # as it was produced
+    schedule_key: str = ""
     is_doubtful: bool = False  # the clock stepped back over its time, and then the broker was killed
-
-    @property
-    def expire_ms(self) -> int:
-        if not self.ttl_ms:
-            return 0
-        return (self.due_ms or self.publish_ms) + self.ttl_ms
 
 
 @dataclass(slots=True)
-class SubscriptionModel:
-    """One subscription."""
-
-    name: str
-    type: int
-    honors_delay: bool
-    owed: set[Position]
-    settled: set[Position] = field(default_factory=set)
-    out: dict[Position, Inbox] = field(default_factory=dict)
-    ever_sent: set[Position] = field(default_factory=set)  # since its start
-    not_before_ms: dict[Position, int] = field(default_factory=dict)
+class SubscriptionModel(Subscription[Position]):
     unknown_ms: int = 0  # of what was due by then nobody knows what was sent
-    is_paused: bool = False
-
-    def open_positions(self) -> set[Position]:
-        return self.owed - self.settled
 
 
 @dataclass(frozen=True, slots=True)
