@@ -102,7 +102,6 @@ class Entry:
     wait_low_ms: int = 0
     wait_high_ms: int = 0
     is_wait_durable: bool = False
-    is_waiting: bool = False  # recorded as given back
     reason: str = ""  # the last one of a nack
 
     @property
@@ -118,7 +117,7 @@ class Entry:
         self.holder = None
         self.returns_low = self.returns_high = self.returns_durable = 0
         self.wait_low_ms = self.wait_high_ms = 0
-        self.is_wait_durable = self.is_waiting = False
+        self.is_wait_durable = False
         self.reason = ""
 
     def give_back(self, *, certain: bool = True, durable: bool = False) -> None:
@@ -147,7 +146,7 @@ class Entry:
             self.wait_low_ms = low_ms
 
     def make_durable(self) -> None:
-        """What came back so far is on disk: a crash does not undo it."""
+        """Keep how often it came back: that is on disk, and a crash does not undo it."""
         self.returns_durable = self.returns_low
 
     def note_time(self, now_ms: int) -> None:

@@ -19,8 +19,9 @@ from broker.storage.named_files import read_named
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
-from tests.crash.history import Recorder, SubscriptionModel, TopicModel
+from tests.crash.history import Recorder
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
+from tests.reference import Subscription
 
 LONGEST_MS = 6_000
 LATE_MS = 1_000
@@ -145,10 +146,12 @@ def attach_all(node: Node, topic: str = "orders") -> list[Inbox]:
     ]
 
 
-def check_inbox(topic: TopicModel, model: SubscriptionModel, inbox: Inbox, opened_ms: int) -> None:
+def check_inbox(model: Subscription[Position], inbox: Inbox, opened_ms: int) -> None:
     """Everything owed arrived exactly once, not before its time and not long after."""
-    owed = topic.owed(model)
-    check_arrived(inbox, {position: owed[position].deliver_at_ms for position in owed}, opened_ms)
+    due_ms = {position: entry.message.due_ms for position, entry in model.open.items()}
+    check_arrived(inbox, due_ms, opened_ms)
+    for each in inbox.received:
+        model.check_sent(model.entries[each.position], each.sent_ms, each.sent_ns, each.deliver_at_ms)
 
 
 def check_arrived(

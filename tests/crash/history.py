@@ -1,7 +1,7 @@
-"""A rich history of a broker on a recording disk, and the plainest model of what its records mean.
+"""A rich history of a broker on a recording disk, and what its records mean to the reference.
 
-The model is a fold over the records in the order in which they were submitted: dicts and sets, one entry at a
-time, nothing shared with the broker's own `apply`. A crash leaves a broker that must equal the model after some
+The model is a fold over the records in the order in which they were submitted, one entry at a time: nothing of it is
+shared with the broker's own `apply`. A crash leaves a broker that must equal the model after some
 number of records: at least all that were answered by then, at most all that were submitted.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from broker.storage.records import (
     TopicCreated,
     TopicDeleted,
 )
-from broker.subscriptions.subscription import Subscription
+from broker.subscriptions import subscription as subscriptions
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -42,6 +42,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
 from broker.topics.topic import Topic
 from tests.harness import EARLIEST, Node, Outgoing, small_config
+from tests.reference import Entry, Message, Subscription, cancel, honors_delay
 
 LONGEST_DELAY_MS = 20_000
 
@@ -49,47 +50,26 @@ LONGEST_DELAY_MS = 20_000
 # -- the model -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """One entry, as it must be after any crash."""
-
-    frame: bytes
-    deliver_at_ms: int  # effective; 0: at once
-    publish_ms: int
-    expire_at_ms: int
-    revision: int = 0
-
-
-@dataclass(slots=True)
-class SubscriptionModel:
-    name: str
-    start: Position
-    settled: set[Position] = field(default_factory=set)
-    attempts: dict[Position, int] = field(default_factory=dict)
-    waiting: dict[Position, int] = field(default_factory=dict)
-    reasons: dict[Position, str] = field(default_factory=dict)
-    paused: bool = False
-
-    def settle(self, position: Position) -> None:
-        self.settled.add(position)
-        self.attempts.pop(position, None)
-        self.waiting.pop(position, None)
-        self.reasons.pop(position, None)
-
-
 @dataclass(slots=True)
 class TopicModel:
     name: str
-    messages: dict[Position, StoredMessage] = field(default_factory=dict)
-    subscriptions: dict[int, SubscriptionModel] = field(default_factory=dict)
+    messages: dict[Position, Message] = field(default_factory=dict)
+    subscriptions: dict[int, Subscription[Position]] = field(default_factory=dict)
 
-    def owed(self, subscription: SubscriptionModel) -> dict[Position, StoredMessage]:
-        """Return what a subscription has yet to settle."""
-        return {
-            position: message
-            for position, message in self.messages.items()
-            if position >= subscription.start and position not in subscription.settled
-        }
+    def store(self, message: Message) -> None:
+        self.messages[message.position] = message
+        for subscription in self.subscriptions.values():
+            if message.position >= subscription.start:
+                subscription.add(message.position, message)
+
+    def drop(self, ledger_id: int) -> None:
+        """A ledger goes unless anybody is owed anything of it by then."""
+        gone = {position for position in self.messages if position.ledger_id == ledger_id}
+        if all(gone.isdisjoint(each.open) for each in self.subscriptions.values()):
+            for position in gone:
+                del self.messages[position]
+                for each in self.subscriptions.values():
+                    each.forget(position)
 
 
 Model = dict[int, TopicModel]
@@ -104,50 +84,53 @@ def fold(records: list[Record]) -> Model:
                 model[record.topic_id] = TopicModel(record.name)
             case TopicDeleted():
                 model.pop(record.topic_id, None)
-            case _ if record.topic_id not in model:
-                pass  # of a topic that is gone
-            case Produced():
-                model[record.topic_id].messages.update(_messages(record))
-            case SubscriptionCreated(subscription=image):
-                made = SubscriptionModel(image.name, image.start)
-                model[record.topic_id].subscriptions[image.subscription_id] = made
-                _fold_cancelled_before(model[record.topic_id], made)
-            case SubscriptionDeleted():
-                model[record.topic_id].subscriptions.pop(record.subscription_id, None)
-            case LedgersDropped():
-                _fold_dropped(model[record.topic_id], record)
-            case Cancelled() | Moved() | Replaced():
-                _fold_changes(model[record.topic_id], record)
-            case Settled() | GivenBack() | Seeked() | SubscriptionChanged():
-                if found := model[record.topic_id].subscriptions.get(record.subscription_id):
-                    _fold_into(found, record)
-                    if isinstance(record, Seeked):
-                        _fold_cancelled_before(model[record.topic_id], found)
+            case _ if record.topic_id in model:  # or its topic is gone
+                _fold_record(model[record.topic_id], record)
     return model
 
 
-def _messages(record: Produced) -> Iterator[tuple[Position, StoredMessage]]:
+def _fold_record(topic: TopicModel, record: Record) -> None:
+    match record:
+        case Produced():
+            _fold_produced(topic, record)
+        case SubscriptionCreated(subscription=image):
+            honors = honors_delay(image.type, image.policy.honor_delay)
+            made = topic.subscriptions[image.subscription_id] = Subscription(image.name, image.type, honors)
+            made.seek(image.start, topic.messages)
+        case SubscriptionDeleted():
+            topic.subscriptions.pop(record.subscription_id, None)
+        case LedgersDropped():
+            for ledger_id in record.ledger_ids:
+                topic.drop(ledger_id)
+        case Cancelled() | Moved():
+            _fold_changed(topic, record.ledgers)
+        case Replaced():
+            _fold_produced(topic, record.produced)
+            _fold_changed(topic, record.cancelled.ledgers)
+        case Seeked() | SubscriptionChanged() | Settled() | GivenBack():
+            if subscription := topic.subscriptions.get(record.subscription_id):
+                _fold_into(subscription, record, topic)
+
+
+def _fold_produced(topic: TopicModel, record: Produced) -> None:
     frames, at = bytes(record.frames), 0
     for index, row in enumerate(record.rows):
+        position = Position(record.ledger_id, record.first_entry_id + index)
         frame = frames[at : at + int(row["length"])]
         at += len(frame)
-        yield (
-            Position(record.ledger_id, record.first_entry_id + index),
-            StoredMessage(
-                frame, int(record.times[index]), int(row["publish_time_ms"]), int(row["expire_at_ms"])
-            ),
-        )
+        topic.store(_message_of(position, frame, row, int(record.times[index])))
 
 
-def _fold_changes(topic: TopicModel, record: Cancelled | Moved | Replaced) -> None:
-    if isinstance(record, Replaced):
-        topic.messages.update(_messages(record.produced))
-        record = record.cancelled
-    _fold_changed(topic, record.ledgers)
+def _message_of(position: Position, frame: bytes, row: Any, time_ms: int) -> Message:
+    """Return the message of an entry. Of a cancelled one its times are the same whatever they were."""
+    publish_ms, expire_ms = int(row["publish_time_ms"]), int(row["expire_at_ms"])
+    if time_ms == CANCELLED_MS:
+        return Message(position, frame, publish_ms, cancelled_ns=0)
+    ttl_ms = expire_ms and expire_ms - max(publish_ms, time_ms)
+    return Message(position, frame, publish_ms, time_ms, ttl_ms)
 
 
 def _fold_changed(topic: TopicModel, ledgers: dict[int, Changed]) -> None:
-    """A cancelled message is settled for everybody; a moved one lives on from its new time."""
     for ledger_id, changed in ledgers.items():
         new_ms = itertools.repeat(CANCELLED_MS) if changed.new_ms is None else changed.new_ms.tolist()
         for entry_id, time_ms in zip(changed.entry_ids.tolist(), new_ms, strict=False):
@@ -155,63 +138,40 @@ def _fold_changed(topic: TopicModel, ledgers: dict[int, Changed]) -> None:
             message = topic.messages.get(position)
             if message is None:
                 continue  # its ledger is gone
-            is_cancelled = time_ms == CANCELLED_MS
-            topic.messages[position] = replace(
-                message,
-                deliver_at_ms=time_ms,
-                # Of a cancelled one it is the same whatever it was.
-                expire_at_ms=message.expire_at_ms
-                and (0 if is_cancelled else message.expire_at_ms + time_ms - message.deliver_at_ms),
-                revision=message.revision + (not is_cancelled),
-            )
-    for subscription in topic.subscriptions.values():
-        _fold_cancelled_before(topic, subscription)
-
-
-def _fold_cancelled_before(topic: TopicModel, subscription: SubscriptionModel) -> None:
-    for position, message in topic.messages.items():
-        if message.deliver_at_ms == CANCELLED_MS and position >= subscription.start:
-            subscription.settle(position)
+            if time_ms == CANCELLED_MS:
+                cancel(message, position, topic.subscriptions.values(), 0)
+                message.due_ms = message.ttl_ms = 0
+            else:
+                message.move(time_ms)
 
 
 def _fold_into(
-    subscription: SubscriptionModel, record: Settled | GivenBack | Seeked | SubscriptionChanged
+    subscription: Subscription[Position],
+    record: Settled | GivenBack | Seeked | SubscriptionChanged,
+    topic: TopicModel,
 ) -> None:
     match record:
         case Seeked():
-            subscription.start = record.start
-            subscription.settled.clear()
-            subscription.attempts.clear()
-            subscription.waiting.clear()
-            subscription.reasons.clear()
+            subscription.seek(record.start, topic.messages)
         case SubscriptionChanged():
-            subscription.paused = record.paused
-        case _:
-            _fold_entries(subscription, record)
+            subscription.paused_ns = 0 if record.paused else None
+            subscription.honors_delay = honors_delay(subscription.type, record.policy.honor_delay)
+        case Settled():
+            for position in positions_in(record.entries):
+                subscription.settle(position, 0)
+        case GivenBack():
+            for position in positions_in(record.entries):
+                if not subscription.entries[position].is_settled:
+                    _fold_given_back(subscription.entries[position], record)
 
 
-def _fold_entries(subscription: SubscriptionModel, record: Settled | GivenBack) -> None:
-    for position in positions_in(record.entries):
-        if isinstance(record, Settled):
-            subscription.settle(position)
-        elif position not in subscription.settled:
-            if record.reason is not ReturnReason.RELEASED:
-                subscription.attempts[position] = subscription.attempts.get(position, 0) + 1
-            subscription.waiting[position] = record.not_before_ms
-            if record.text:
-                subscription.reasons[position] = record.text
-
-
-def _fold_dropped(topic: TopicModel, record: LedgersDropped) -> None:
-    """Ledgers go unless anybody is owed anything of them by then."""
-    for ledger_id in record.ledger_ids:
-        gone = {position for position in topic.messages if position.ledger_id == ledger_id}
-        if any(not gone.isdisjoint(topic.owed(each)) for each in topic.subscriptions.values()):
-            continue
-        for position in gone:
-            del topic.messages[position]
-        for each in topic.subscriptions.values():
-            each.settled -= gone
+def _fold_given_back(entry: Entry, record: GivenBack) -> None:
+    if record.reason is ReturnReason.RELEASED:
+        entry.hand_back(0)
+    else:
+        entry.give_back(durable=True)
+    entry.wait(record.not_before_ms, record.not_before_ms, durable=True)
+    entry.reason = record.text or entry.reason
 
 
 def positions_in(entries: Entries) -> Iterator[Position]:
@@ -235,35 +195,39 @@ async def _observe_topic(topic: Topic) -> TopicModel:
         revisions = topic.log.amendments.get(ledger_id, NONE).revisions_of(ids)
         columns = zip(times.tolist(), rows, frames, revisions.tolist(), strict=True)
         for entry_id, (time_ms, row, frame, revision) in enumerate(columns):
-            expire_at_ms = 0 if time_ms == CANCELLED_MS else int(row["expire_at_ms"])
-            model.messages[Position(ledger_id, entry_id)] = StoredMessage(
-                frame, time_ms, int(row["publish_time_ms"]), expire_at_ms, revision
-            )
+            position = Position(ledger_id, entry_id)
+            message = model.messages[position] = _message_of(position, frame, row, time_ms)
+            message.revision = revision
     for subscription in topic.subscriptions.values():
         model.subscriptions[subscription.subscription_id] = _observe_subscription(subscription, model)
     return model
 
 
-def _observe_subscription(subscription: Subscription, topic: TopicModel) -> SubscriptionModel:
-    cursor, digits = subscription.cursor, subscription.attempts.digits
-    counts: dict[Position, int] = {}
-    for ledger_id, bitmaps in digits.items():
+def _observe_subscription(
+    subscription: subscriptions.Subscription, topic: TopicModel
+) -> Subscription[Position]:
+    cursor = subscription.cursor
+    model = Subscription[Position](
+        subscription.name,
+        subscription.image.type,
+        subscription.honors_delay,
+        cursor.start,
+        paused_ns=0 if subscription.paused else None,
+    )
+    for position, message in topic.messages.items():
+        if position >= cursor.start:
+            model.entries[position] = Entry(message, settled_ns=0 if cursor.is_settled(position) else None)
+    for ledger_id, bitmaps in subscription.attempts.digits.items():
         for bit, bitmap in enumerate(bitmaps):
             for position in positions_in({ledger_id: bitmap}):
-                counts[position] = counts.get(position, 0) + (1 << bit)
-    return SubscriptionModel(
-        subscription.name,
-        cursor.start,
-        settled={p for p in topic.messages if p >= cursor.start and cursor.is_settled(p)},
-        attempts=counts,
-        waiting={
-            Position(ledger_id, entry_id): not_before_ms
-            for ledger_id, each in subscription.states.redelivery.capture().by_ledger().items()
-            for entry_id, not_before_ms in zip(each.entries, each.column.tolist(), strict=True)
-        },
-        reasons=dict(subscription.reasons.texts),
-        paused=subscription.paused,
-    )
+                for _ in range(1 << bit):
+                    model.entries[position].give_back(durable=True)
+    for ledger_id, each in subscription.states.redelivery.capture().by_ledger().items():
+        for entry_id, not_before_ms in zip(each.entries, each.column.tolist(), strict=True):
+            model.entries[Position(ledger_id, entry_id)].wait(not_before_ms, not_before_ms, durable=True)
+    for position, text in subscription.reasons.texts.items():
+        model.entries[position].reason = text
+    return model
 
 
 # -- recording -----------------------------------------------------------------------------------------------------

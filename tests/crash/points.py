@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -35,9 +36,13 @@ class Still:
         return 0
 
 
-@cache
 def model_after(recorder: Recorder, record_count: int, life: int) -> Model:
     """Return the model after the first records of a life."""
+    return copy.deepcopy(_model_after(recorder, record_count, life))
+
+
+@cache
+def _model_after(recorder: Recorder, record_count: int, life: int) -> Model:
     return fold([each.record for each in recorder.lives[life].submitted[:record_count]])
 
 

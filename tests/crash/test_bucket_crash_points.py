@@ -148,7 +148,7 @@ async def deliver(node: Node, model: Model) -> None:
         await node.produce(topic.name, [Outgoing(b"more", deliver_after_ms=HOUR_AFTER)] * 12)
         await asyncio.sleep(LONGEST_MS / 1000 + 1)
         for subscription_id, inbox in zip(topic.subscriptions, inboxes, strict=True):
-            check_inbox(topic, topic.subscriptions[subscription_id], inbox, opened_ms)
+            check_inbox(topic.subscriptions[subscription_id], inbox, opened_ms)
         assert node.topic(topic.name).index.rebuilds == 0
         assert upkeep_of(node, topic.name).image().bucket_ids, "what is pending is sealed"
     assert node.failures == []

@@ -10,7 +10,6 @@ has nothing to say, and every subscription gets what it is owed, once, and not b
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
-from broker.model import CANCELLED_MS, START, Position
+from broker.model import START, Position
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
 from broker.storage.named_files import read_named
@@ -30,7 +29,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange, Move
 from broker.topics.topic import Topic
-from tests.crash.bucket_history import QUICK, attach_all, check_arrived, check_verify
+from tests.crash.bucket_history import QUICK, attach_all, check_inbox, check_verify
 from tests.crash.history import Model, Recorder, TopicModel, observe
 from tests.crash.points import (
     Tree,
@@ -43,7 +42,8 @@ from tests.crash.points import (
     told,
 )
 from tests.depth import at_depth
-from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
+from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
+from tests.reference import cancel
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
@@ -231,7 +231,7 @@ async def open_and_deliver(vfs: MemVfs, clock: SimClock, at: int) -> int:
         await asyncio.sleep(0.3)
         node = node.crash(CrashPolicy.LOSE_UNSYNCED).open(start=False)
         check_files(node.vfs)
-    await deliver(node, copy.deepcopy(model))  # what is cancelled there is not so in other states
+    await deliver(node, model)
     return kept
 
 
@@ -244,9 +244,7 @@ async def deliver(node: Node, model: Model) -> None:
         await cancel_what_waits(node, topic, opened_ms)
         await asyncio.sleep(FAR_MS * 2 / 1000)
         for subscription_id, inbox in zip(topic.subscriptions, inboxes, strict=True):
-            owed = topic.owed(topic.subscriptions[subscription_id])
-            check_arrived(inbox, {p: message.deliver_at_ms for p, message in owed.items()}, opened_ms)
-            check_times(inbox, topic)
+            check_inbox(topic.subscriptions[subscription_id], inbox, opened_ms)
             await inbox.ack([each.position for each in inbox.received])
         await asyncio.sleep(1)
         if topic.subscriptions:
@@ -260,21 +258,14 @@ async def deliver(node: Node, model: Model) -> None:
 async def cancel_what_waits(node: Node, topic: TopicModel, opened_ms: int) -> None:
     """Cancel a part of what waits, in the broker and in the model."""
     waiting = sorted(
-        p for p, m in topic.messages.items() if opened_ms + 1_000 < m.deliver_at_ms < CANCELLED_MS
+        p for p, m in topic.messages.items() if opened_ms + 1_000 < m.due_ms and not m.is_cancelled
     )[::3]
     if not waiting:
         return
     outcomes = await node.topic(topic.name).schedule.change(waiting, Cancel(), dry_run=False)
     assert {outcome.result for outcome in outcomes} == {ChangeResult.DONE}
     for position in waiting:
-        for subscription in topic.subscriptions.values():
-            subscription.settled.add(position)
-
-
-def check_times(inbox: Inbox, topic: TopicModel) -> None:
-    for each in inbox.received:
-        message = topic.messages[each.position]
-        assert each.deliver_at_ms == max(message.deliver_at_ms, message.publish_ms)
+        cancel(topic.messages[position], position, topic.subscriptions.values(), 0)
 
 
 _recovered_trees: set[Tree] = set()

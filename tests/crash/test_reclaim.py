@@ -211,7 +211,7 @@ async def deliver(node: Node, model: Model) -> None:
         inboxes = attach_all(node, topic.name)
         await asyncio.sleep(LONGEST_MS / 1000 + 1)
         for subscription_id, inbox in zip(topic.subscriptions, inboxes, strict=True):
-            check_inbox(topic, topic.subscriptions[subscription_id], inbox, opened_ms)
+            check_inbox(topic.subscriptions[subscription_id], inbox, opened_ms)
             await inbox.ack([each.position for each in inbox.received])
         await asyncio.sleep(1)
         if topic.subscriptions:

@@ -1,4 +1,4 @@
-"""A random walk over everything that can meet a compaction, beside the plainest model of what is owed.
+"""A random walk over everything that can meet a compaction, beside the reference.
 
 Jobs begin, work, hand in late, twice or never, and go on after the broker they knew has crashed; meanwhile messages
 come, are acknowledged, cancelled and moved, and subscriptions are made, deleted and sought back. What a rewritten ledger
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyroaring import BitMap
@@ -33,34 +33,17 @@ from broker.testing.sim_clock import SimClock
 from broker.topics.control import seek
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
 from tests.harness import DATA_DIR, EARLIEST, LATEST, Node, Outgoing, entries_of, refused_ids, small_config
+from tests.reference import Message, Subscription, Violation, cancel, require
 
 TOPIC = "t"
 HOUR_MS = 3_600_000
 
 
-class Violation(AssertionError):
-    """The broker broke a promise."""
-
-
 @dataclass(slots=True)
-class Stored:
-    """A message."""
+class Stored(Message):
+    """A message, which a compaction may leave out."""
 
-    payload: bytes
-    due_ms: int
-    is_cancelled: bool = False
-    is_gone: bool = False  # a compaction left it out, rightly
-
-
-@dataclass(slots=True)
-class Reader:
-    """A subscription."""
-
-    start: Position
-    acked: set[Position] = field(default_factory=set)
-
-    def has_settled(self, position: Position) -> bool:
-        return position < self.start or position in self.acked
+    is_gone: bool = False
 
 
 @dataclass(slots=True)
@@ -114,7 +97,7 @@ class CompactionWalk:
         )
         self.node = Node(MemVfs(), clock, config, rng=self.rng).open()
         self.messages: dict[Position, Stored] = {}
-        self.readers: dict[str, Reader] = {}
+        self.readers: dict[str, Subscription[Position]] = {}
         self.jobs: list[Job] = []
         self.life = 0
         self.names = 0
@@ -156,22 +139,20 @@ class CompactionWalk:
         batch = [Outgoing(p, deliver_after_ms=delay) for p, delay in zip(payloads, delays, strict=True)]
         positions = await self.node.produce(TOPIC, batch)
         for position, content, delay in zip(positions, payloads, delays, strict=True):
-            self.messages[position] = Stored(content, now_ms + delay)
+            message = self.messages[position] = Stored(position, content, now_ms, now_ms + delay)
+            for reader in self.readers.values():
+                reader.add(position, message)
 
     async def _ack(self) -> None:
         now_ms = self.clock.now_ms()
         for name, reader in self.readers.items():
-            due = [
-                position
-                for position, message in self.messages.items()
-                if message.due_ms < now_ms - 100
-                and not (message.is_gone or message.is_cancelled or reader.has_settled(position))
-            ]
+            due = [p for p, entry in reader.open.items() if entry.message.due_ms < now_ms - 100]
             some = [position for position in due if self.rng.random() < 0.8]
             if some:
                 confirmation = await requests.acknowledge(self._subscription(name), entries_of(some))
                 failed = {each.position for each in refused_ids(confirmation.failures)}
-                reader.acked |= set(some) - failed
+                for position in set(some) - failed:
+                    reader.settle(position, self.clock.monotonic_ns())
 
     async def _sleep(self) -> None:
         await asyncio.sleep(self.rng.choice([0.1, 1, 3, 8]))
@@ -202,7 +183,7 @@ class CompactionWalk:
         except (PostdateError, OSError) as error:
             # Only a job whose lease has ended may find its inputs or its folder gone.
             if not job.is_over and job.lease in self.node.broker.compactions.leases():
-                raise Violation(f"a job with a lease failed: {error}") from error
+                raise Violation("compaction", f"a job with a lease failed: {error}") from error
             self.jobs.remove(job)
             return
         if self.rng.random() < 0.1:
@@ -232,15 +213,19 @@ class CompactionWalk:
             committed = await desk.commit(job.lease.compaction_id, job.lease.epoch, job.outputs)
         except (NotFound, Fenced, InvalidRequest, Refused) as error:
             if is_current or job.committed_in == self.life:
-                raise Violation(f"a job with a lease, or its repeat, was refused: {error}") from error
+                raise Violation(
+                    "compaction", f"a job with a lease, or its repeat, was refused: {error}"
+                ) from error
             return
         if committed.is_repeat != job.is_over:
-            raise Violation(f"the lease {'had' if job.is_over else 'had not'} ended: {committed}")
+            raise Violation(
+                "compaction", f"the lease {'had' if job.is_over else 'had not'} ended: {committed}"
+            )
         if not is_current and not committed.is_repeat:
-            raise Violation("a job without a lease was heard")
+            raise Violation("compaction", "a job without a lease was heard")
         after = {ledger.name.ledger_id: ledger.name.generation for ledger in self._log()}
         if committed.is_repeat and before != after:
-            raise Violation("a repeat changed something")
+            raise Violation("compaction", "a repeat changed something")
         job.is_over, job.committed_in = True, self.life
         self.refused += [refusal.name for refusal in committed.refused.values()]
         if not committed.is_repeat:
@@ -250,7 +235,7 @@ class CompactionWalk:
             if committed.bucket_swapped:
                 self.merged += 1
                 if findings := (await self.node.broker.verify_topic(TOPIC)).findings:
-                    raise Violation(f"the index after a merge: {findings}")
+                    raise Violation("compaction", f"the index after a merge: {findings}")
 
     async def _abort(self) -> None:
         if self.jobs:
@@ -274,21 +259,23 @@ class CompactionWalk:
         (outcome,) = await self.node.topic(TOPIC).schedule.change([position], change, dry_run=False)
         if outcome.result is ChangeResult.DONE:
             message = self.messages[position]
-            message.is_cancelled = isinstance(change, Cancel)
-            message.due_ms = outcome.deliver_at_ms or message.due_ms
+            if isinstance(change, Cancel):
+                cancel(message, position, self.readers.values(), self.clock.monotonic_ns())
+            else:
+                message.move(outcome.deliver_at_ms)
 
     async def _seek(self) -> None:
         if self.readers:
             name = self.rng.choice(list(self.readers))
             await seek(self.node.topic(TOPIC), self._subscription(name), Position(0, 0))
-            self.readers[name] = Reader(Position(0, 0))
+            self.readers[name].seek(Position(0, 0), self.messages)
 
     async def _skip(self) -> None:
         if self.readers:
             name = self.rng.choice(list(self.readers))
             end = self.node.topic(TOPIC).latest_position()
             await seek(self.node.topic(TOPIC), self._subscription(name), end)
-            self.readers[name] = Reader(end)
+            self.readers[name].seek(end, self.messages)
 
     async def _subscribe(self) -> None:
         if len(self.readers) < 3:
@@ -296,7 +283,8 @@ class CompactionWalk:
             name = f"s{self.names}"
             position = self.rng.choice([EARLIEST, LATEST])
             subscription = await self.node.create_subscription(TOPIC, name, position=position)
-            self.readers[name] = Reader(subscription.image.start)
+            self.readers[name] = Subscription(name)
+            self.readers[name].seek(subscription.image.start, self.messages)
 
     async def _unsubscribe(self) -> None:
         if len(self.readers) > 1:
@@ -329,53 +317,48 @@ class CompactionWalk:
             message = self.messages[position]
             if time != CANCELLED_MS:
                 continue
-            if message.is_cancelled or message.is_gone:
+            if message.is_cancelled:
                 continue
             if message.due_ms > now_ms:
-                raise Violation(f"{position} is not due and gone")
-            owed = [name for name, reader in self.readers.items() if not reader.has_settled(position)]
+                raise Violation("compaction", f"{position} is not due and gone")
+            owed = [name for name, reader in self.readers.items() if position in reader.open]
             if owed:
-                raise Violation(f"{position} is owed to {owed} and gone")
+                raise Violation("compaction", f"{position} is owed to {owed} and gone")
             message.is_gone = True
+            # It counts as cancelled, also for who comes later.
+            cancel(message, position, self.readers.values(), self.clock.monotonic_ns())
 
     async def _end(self) -> None:
         """Everybody gets what is owed, and nothing else, and the disk is clean."""
         if self.rng.random() < 0.5:
             await self._crash()
-        inboxes = {}
-        expected = {}
-        for name, reader in self.readers.items():
-            topic = self.node.topic(TOPIC)
-            inboxes[name] = self.node.attach(topic, self._subscription(name), permits=10_000)
-            expected[name] = sorted(
-                position
-                for position, message in self.messages.items()
-                if not (message.is_gone or message.is_cancelled or reader.has_settled(position))
-            )
+        inboxes = {
+            name: self.node.attach(self.node.topic(TOPIC), self._subscription(name), permits=10_000)
+            for name in self.readers
+        }
         await asyncio.sleep(HOUR_MS / 1000 + 60)
         for name, inbox in inboxes.items():
-            received = inbox.poll()
-            positions = [each.position for each in received]
-            if len(set(positions)) != len(positions):
-                raise Violation(f"{name} got something twice")
-            if sorted(positions) != expected[name]:
-                lost = set(expected[name]) - set(positions)
-                raise Violation(
-                    f"{name} lacks {sorted(lost)}, got too much {set(positions) - set(expected[name])}"
-                )
-            for each in received:
-                if each.payload != self.messages[each.position].payload:
-                    raise Violation(f"{each.position} is another message")
-                if each.sent_ms < self.messages[each.position].due_ms:
-                    raise Violation(f"{each.position} came early")
+            reader = self.readers[name]
+            for each in inbox.poll():
+                entry = reader.entries.get(each.position)
+                if entry is None:
+                    raise Violation("P3", f"{name} got {each.position} from before its start")
+                require(each.payload == entry.message.content, "P1", f"{each.position} is another message")
+                reader.check_sent(entry, each.sent_ms, each.sent_ns)
+                reader.send(entry, inbox, each.attempt, each.sent_ms, each.sent_ns, 10 * HOUR_MS)
+            lost = [position for position, entry in reader.open.items() if entry.holder is None]
+            require(not lost, "P3", f"{name} lacks {lost}")
+            positions = [each.position for each in inbox.received]
             await inbox.ack(positions)
             if self._subscription(name).unsettled_count():
-                raise Violation(f"{name} is owed {self._subscription(name).unsettled_count()} more")
+                raise Violation(
+                    "compaction", f"{name} is owed {self._subscription(name).unsettled_count()} more"
+                )
         await asyncio.sleep(60)
         await self.node.checkpoint()
         await self.node.stop()
         if self.node.failures:
-            raise Violation(f"the broker failed: {self.node.failures}")
+            raise Violation("compaction", f"the broker failed: {self.node.failures}")
         self._check_files()
 
     def _check_files(self) -> None:
@@ -386,15 +369,15 @@ class CompactionWalk:
         try:
             node.broker.open()
         except Corrupt as error:
-            raise Violation(f"the next start fails: {error}") from error
+            raise Violation("compaction", f"the next start fails: {error}") from error
         node.abandon()
         vfs = node.vfs.crashed(node.vfs.op_count, CrashPolicy.KEEP_ALL)
         problems = verify_data_dir(vfs, DATA_DIR).problems
         if problems:
-            raise Violation(f"verify: {problems}")
+            raise Violation("compaction", f"verify: {problems}")
         staged = [path for path in vfs.snapshot() if "/staging/" in path]
         if staged:
-            raise Violation(f"left over: {staged}")
+            raise Violation("compaction", f"left over: {staged}")
 
     def _subscription(self, name: str):  # type: ignore[no-untyped-def]
         return self.node.topic(TOPIC).subscription(name)

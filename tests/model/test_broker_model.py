@@ -1,4 +1,4 @@
-"""A whole broker against the plainest model: a dict of messages, and for each subscription a set of what is settled.
+"""A whole broker against the reference.
 
 Hypothesis finds short counterexamples, random walks cover more. A failing walk is run again by its seed.
 `MUTANTS` switch off one clause of the delivery rule each (architecture.md, section 6); a model that did not notice

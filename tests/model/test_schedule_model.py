@@ -1,4 +1,4 @@
-"""Cancels, moves, keys and filters on a whole broker against the plainest model: a dict of messages.
+"""Cancels, moves, keys and filters on a whole broker against the reference.
 
 Hypothesis finds short counterexamples, random walks cover more. A failing walk is run again by its seed.
 `make test-deep` tries the mutants, and a thousand of everything.

@@ -31,7 +31,7 @@ from broker.cluster.group_head import Shard, blank
 from broker.cluster.group_objects import entry_name
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Fenced
-from broker.model import CANCELLED_MS, Position
+from broker.model import Position
 from broker.node.placement import rank_nodes
 from broker.node.shard_bases import ShardBases, needs_seed
 from broker.rpc import admin, consumer, producer, schedule
@@ -40,9 +40,10 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_store import SimBucket, SimStore
 from broker.topic_shards import TopicShard, shard_of
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
-from tests.crash.history import Model, StoredMessage, observe
+from tests.crash.history import Model, observe
 from tests.depth import at_depth
 from tests.harness import DATA_DIR, Node, small_config
+from tests.reference import Message
 from tests.sim.processes import Process, ProcessLoop
 from tests.sim.shard_brokers import SHARD, LeaseSimClock, ShardBroker, make_bucket
 from tests.sim.shard_states import ShardStates
@@ -765,8 +766,8 @@ async def _common_state(node: Node) -> Model:
     model = await observe(node)
     for topic in model.values():
         for position, message in topic.messages.items():
-            if message.deliver_at_ms == CANCELLED_MS:
-                topic.messages[position] = StoredMessage(b"", CANCELLED_MS, 0, 0, message.revision)
+            if message.is_cancelled:
+                topic.messages[position] = Message(position, b"", revision=message.revision, cancelled_ns=0)
     return model
 
 

@@ -14,11 +14,11 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.topic import Topic
 from tests.harness import LATEST
+from tests.reference import Violation, require
 from tests.sim.facts import Creation, Recovered, SubscriptionModel
-from tests.sim.model import require
 from tests.sim.reclaim import check_none_left, note_ledgers
 from tests.sim.traffic import GREEDY, SimConsumer
-from tests.sim.world import Life, ProcessDied, Violation, power_cut
+from tests.sim.world import Life, ProcessDied, power_cut
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -219,7 +219,7 @@ async def _wait_delivered(run: Simulation) -> None:
         missing = [(mine, each) for mine in model.subscriptions() for each in model.missing(mine)]
         if not missing:
             return
-        times = [max(each.due_ms, mine.open[each].not_before_high) for mine, each in missing]
+        times = [max(each.due_ms, mine.open[each].wait_high_ms) for mine, each in missing]
         away_ms = min(times) - wall.now_ms()
         if run.world.loop.now_us() > end_us:
             mine, each = missing[0]
@@ -259,6 +259,6 @@ def _check_counts(run: Simulation) -> None:
         _, subscription = _found(run.life, mine)
         left = subscription.unsettled_count()
         unsure = sum(fact.perhaps_acked for fact in mine.open.values())
-        waiting = sum(not fact.acked for fact in mine.open.values()) - unsure
+        waiting = len(mine.open) - unsure
         require(left <= waiting + unsure, "P3", f"{mine} counts {left} unsettled, and {waiting} are open")
         run.world.count["subscriptions drained"] += 1

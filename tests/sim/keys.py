@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.reference import Violation
 from tests.sim.facts import Fact, Message, SubscriptionModel
-from tests.sim.world import Violation, World
+from tests.sim.world import World
 
 if TYPE_CHECKING:
     from tests.sim.traffic import SimConsumer
@@ -14,31 +15,24 @@ if TYPE_CHECKING:
 def check_key(
     world: World, subscription: SubscriptionModel, consumer: SimConsumer, message: Message, fact: Fact
 ) -> None:
-    """One key is with one consumer at a time; what was lost comes before what is new; what is new comes in its order."""
-    key = message.ask.key
+    """Check that what was lost of a key comes before what is new, and what is new in its order."""
+    key = message.key
     if not key:
         world.count["handed out without a key"] += 1
         return
     world.count["handed out with a key"] += 1
-    now_ns = world.wall.monotonic_ns()
+    if fact.sent_count:
+        return
     where = f"{subscription} {message.position}"
-    is_first = not fact.handout_count
     for other, its in subscription.open.items():
-        if other is message or other.ask.key != key or its.acking or its.perhaps_acked:
+        if other is message or other.key != key or its.acking or its.perhaps_acked:
             continue
-        if its.holder is not None and its.holder is not consumer and now_ns < its.deadline_ns:
-            raise Violation(
-                "one consumer a key",
-                f"{where} goes to {consumer.consumer_id}; {its.holder.consumer_id} holds {other.position}",
-            )
-        if is_first and _was_lost(world, other, its):
+        if _was_lost(world, other, its):
             raise Violation("key order", f"{where} is new, and goes before {other.position}, which was lost")
-    if is_first and not message.due_ms:
-        last = subscription.last_of_key.get(key)
+    if consumer.life.has_met_fault and not message.due_ms:
         # After a read that failed, what had been taken comes first, wherever it was.
-        if last is not None and last > message.position and not consumer.life.has_met_fault:
-            raise Violation("key order", f"{where} follows {last} of its key")
-        subscription.last_of_key[key] = message.position
+        subscription.last_of_key.pop(key, None)
+    subscription.check_key_order(fact)
 
 
 def _was_lost(world: World, message: Message, fact: Fact) -> bool:

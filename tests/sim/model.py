@@ -1,4 +1,4 @@
-"""The plainest model of what the broker promised: for each message and subscription, what happened so far.
+"""Checks of a simulated broker against the reference: for each message and subscription, what happened so far.
 
 Clients tell the model what they asked and what they were answered; `SimConsumer` tells it of every hand-out, at
 the moment of the hand-out. What was asked and not answered when a life ended may go either way; `recovered`
@@ -16,6 +16,7 @@ from broker.subscriptions.consumer import DeliveryBatch
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.policies import default_subscription_policy
 from tests.harness import Outgoing, RefusedId
+from tests.reference import Violation, require
 from tests.sim.facts import (
     Creation,
     Fact,
@@ -27,7 +28,7 @@ from tests.sim.facts import (
 )
 from tests.sim.keys import check_key
 from tests.sim.reclaim import note_ledgers
-from tests.sim.world import Violation, World
+from tests.sim.world import World
 
 if TYPE_CHECKING:
     from tests.sim.traffic import SimConsumer
@@ -69,7 +70,7 @@ class Model:
     def produce_asked(self, topic_name: str, asks: Sequence[Outgoing], frames: Sequence[bytes]) -> SentBatch:
         batch = SentBatch(topic_name, self.tick())
         for ask, frame in zip(asks, frames, strict=True):
-            message = Message(ask, frame, batch)
+            message = Message(Position(0, 0), frame, key=ask.key, ask=ask, batch=batch)
             batch.messages.append(message)
             assert frame not in self.by_frame, "payloads must differ"
             self.by_frame[frame] = message
@@ -93,8 +94,7 @@ class Model:
                 message.ask.deliver_after_ms and publish_ms + message.ask.deliver_after_ms
             )
             message.due_ms = asked_ms if asked_ms > publish_ms else 0
-            ttl_ms = message.ask.ttl_ms or default_ttl_ms
-            message.expire_ms = max(publish_ms, message.due_ms) + ttl_ms if ttl_ms else 0
+            message.ttl_ms = message.ask.ttl_ms or default_ttl_ms
         batch.state = "accepted"
         self._place(batch, topic, Position(ids.ledger_id, ids.first_entry_id))
 
@@ -116,7 +116,7 @@ class Model:
             topic.by_position[message.position] = message
             for subscription in topic.subscriptions:
                 if message.position >= subscription.start:
-                    subscription.facts[message] = subscription.open[message] = Fact()
+                    subscription.add(message, message)
                 elif batch.invoked > subscription.created:
                     raise Violation("P3", f"{subscription} begins after {message.position}, which came later")
 
@@ -125,8 +125,7 @@ class Model:
         for message in batch.messages:
             batch.topic.by_position.pop(message.position, None)
             for subscription in batch.topic.subscriptions:
-                subscription.facts.pop(message, None)
-                subscription.open.pop(message, None)
+                subscription.forget(message)
         batch.topic.batches.remove(batch)
 
     # -- subscriptions ---------------------------------------------------------------------------------------------
@@ -152,18 +151,15 @@ class Model:
                     first = batch.messages[0].position
                     require(first < start, "P3", f"{who} is LATEST and begins before {first}")
         subscription = SubscriptionModel(
-            topic,
             creation.name,
-            subscription_id,
             creation.type,
             creation.honors,
-            start,
-            creation.policy,
-            self.tick(),
+            topic=topic,
+            subscription_id=subscription_id,
+            policy=creation.policy,
+            created=self.tick(),
         )
-        for message in topic.by_position.values():
-            if message.position >= start:
-                subscription.facts[message] = subscription.open[message] = Fact()
+        subscription.seek(start, {message: message for message in topic.by_position.values()})
         topic.subscriptions.append(subscription)
         return subscription
 
@@ -185,22 +181,23 @@ class Model:
             batch.frames,
             strict=True,
         )
-        now_us = self.world.loop.now_us()
+        now_us, now_ms = self.world.loop.now_us(), self.world.wall.now_ms()
         last_us, subscription.progress_us, subscription.stalled_us = subscription.progress_us, now_us, None
         last_key = (0, Position(0, 0))
         for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns:
             position = Position(ledger_id, entry_id)
             where = f"{subscription} {position}"
-            message = self._check_message(subscription, where, position, frame, deliver_at_ms)
-            fact = subscription.facts.get(message)
+            message = self._check_message(subscription, where, position, frame)
+            fact = subscription.entries.get(message)
             if fact is None:
                 raise Violation("P3", f"{where} lies before the start {subscription.start}")
+            subscription.check_sent(fact, now_ms, now_us * 1000, deliver_at_ms)
             is_shared_by_key = subscription.type == SubscriptionType.KEY_SHARED
             if is_shared_by_key:
                 check_key(self.world, subscription, consumer, message, fact)
-            lane = message.ask.key if is_shared_by_key else ""
+            lane = message.key if is_shared_by_key else ""
             is_in_order = bool(lane) or not is_shared_by_key
-            if is_in_order and not fact.handout_count and consumer.sees_live(message):
+            if is_in_order and not fact.sent_count and consumer.sees_live(message):
                 key = (message.due_ms, position)
                 if (
                     not is_shared_by_key
@@ -210,7 +207,7 @@ class Model:
                 # What was indexed before the last one came due must have been handed out before it.
                 undisturbed = self.world.wall.disturbed_us < subscription.last_live_us.get(lane, 0)
                 last = subscription.last_live.get(lane, (0, position)) if undisturbed else (0, position)
-                last_due_us = now_us - (self.world.wall.now_ms() - last[0]) * 1000
+                last_due_us = now_us - (now_ms - last[0]) * 1000
                 in_time = message.batch.stored_us + self.world.slack_us < last_due_us
                 in_time &= now_us > self.world.slow_until_us
                 require(
@@ -219,13 +216,9 @@ class Model:
                 subscription.last_live[lane], subscription.last_live_us[lane] = max(last, key), now_us
             if self.world.is_calm and not is_shared_by_key:  # a key may wait for its former consumer
                 self._check_prompt(where, message, fact, max(last_us, consumer.attached_us))
-            self._check_again(where, fact, attempt)
-            fact.holder, fact.lost_us = consumer, None
-            fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000
-            fact.handout_count += 1
-            fact.returns_low = fact.returns_high = fact.returns_durable = attempt - 1
-            fact.not_before_low = 0
-            fact.perhaps_acked = False
+            self._note_causes(fact)
+            subscription.send(fact, consumer, attempt, now_ms, now_us * 1000, consumer.lease_ms)
+            fact.lost_us = None
         self.world.count["handed out"] += len(batch)
 
     def _check_taker(
@@ -259,9 +252,8 @@ class Model:
         where: str,
         position: Position,
         frame: bytes,
-        deliver_at_ms: int,
     ) -> Message:
-        """Check that a message is whole, in its place and not before its time; returns the model's."""
+        """Check that a message is whole and in its place; returns the model's."""
         message = self.by_frame.get(frame)
         if message is None:
             raise Violation("H8", f"{where}: nobody sent these {len(frame)} bytes")
@@ -269,19 +261,12 @@ class Model:
         require(batch.state in ("accepted", "stored"), "H3", f"{where}: its produce call was {batch.state}")
         require(batch.topic is subscription.topic, "H9", f"{where}: it belongs to another topic")
         require(message.position == position, "P1", f"{where}: its id was {message.position}")
-        due_ms = max(message.due_ms, message.publish_ms)
-        require(deliver_at_ms == due_ms, "P2", f"{where}: deliver_at_ms is {deliver_at_ms}, not {due_ms}")
-        now_ms = self.world.wall.now_ms()
-        if subscription.honors:
-            require(now_ms >= message.due_ms, "P2", f"{where} is {message.due_ms - now_ms} ms early")
-        if message.expire_ms:
-            require(now_ms < message.expire_ms, "TTL", f"{where} expired {now_ms - message.expire_ms} ms ago")
         return message
 
     def _check_prompt(self, where: str, message: Message, fact: Fact, ready_us: int) -> None:
         """In a calm run, nothing waits while its subscription does nothing else."""
         wall, now_us = self.world.wall, self.world.loop.now_us()
-        due_us = now_us - (wall.now_ms() - max(message.due_ms, fact.not_before_high)) * 1000
+        due_us = now_us - (wall.now_ms() - max(message.due_ms, fact.wait_high_ms)) * 1000
         ready_us = max(ready_us, due_us, fact.deadline_ns // 1000 if fact.holder else 0)
         if message.batch.state == "stored":
             ready_us = max(ready_us, message.batch.stored_us)
@@ -289,57 +274,51 @@ class Model:
             require(late_us <= _CALM_LATENESS_US, "lateness", f"{where} is {late_us / 1000} ms late")
             self.world.count["lateness checks"] += 1
 
-    def _check_again(self, where: str, fact: Fact, attempt: int) -> None:
-        """Check that this delivery has a cause, and that its attempt says so."""
-        count, now_ns = self.world.count, self.world.wall.monotonic_ns()
-        require(not fact.acked, "P3", f"{where} was acknowledged and confirmed, and is back")
-        if fact.holder is not None:
-            left_ns = fact.deadline_ns - now_ns
-            require(left_ns <= 0, "P4", f"{where} is held by {fact.holder.consumer_id} for {left_ns} ns more")
+    def _note_causes(self, fact: Fact) -> None:
+        """Take note of what a delivery that follows has for its cause, and of what may be told of it no more."""
+        now_ns = self.world.wall.monotonic_ns()
+        if fact.holder is not None and not fact.is_held(now_ns):
             fact.give_back()
-            count["redelivered: lease expired"] += 1
-        elif fact.handout_count:
-            count["redelivered: other causes"] += 1
+            self.world.count["redelivered: lease expired"] += 1
+        elif fact.holder is None and fact.sent_count:
+            self.world.count["redelivered: other causes"] += 1
         # What was taken when its time had come may go out though the clock stepped back meanwhile.
-        if not self.world.wall.reached(fact.not_before_low, fact.nacked_us):
-            early_ms = fact.not_before_low - self.world.wall.now_ms()
-            raise Violation("nack", f"{where} comes {early_ms} ms before its nack allows")
-        # A broker that cannot write any more still delivers, and forgets those attempts with the process.
-        low = (fact.returns_durable if self.world.writing_failed else fact.returns_low) + 1
-        high = fact.returns_high + 1
-        require(low <= attempt <= high, "P4", f"{where} is attempt {attempt}, not {low} to {high}")
+        if self.world.wall.reached(fact.wait_low_ms, fact.nacked_us):
+            fact.wait_low_ms = 0
+        if self.world.writing_failed:
+            # A broker that cannot write any more still delivers, and forgets those attempts with the process.
+            fact.returns_low = fact.returns_durable
 
     # -- what consumers say ----------------------------------------------------------------------------------------
 
     def ack_asked(self, subscription: SubscriptionModel, messages: Iterable[Message]) -> None:
         for message in messages:
-            subscription.facts[message].acking += 1
+            subscription.entries[message].acking += 1
 
     def ack_answered(
         self, subscription: SubscriptionModel, messages: Iterable[Message], failures: list[RefusedId]
     ) -> None:
         failed = {(each.position, each.reason) for each in failures}
         for message in messages:
-            fact = subscription.facts.get(message)
+            fact = subscription.entries.get(message)
             if fact is None:
                 continue
             fact.acking -= 1
             if (message.position, "NOT_FOUND") in failed:
-                is_future = subscription.honors and message.due_ms > self.world.wall.now_ms()
-                sent = fact.handout_count > 0 or fact.acked
+                is_future = subscription.honors_delay and message.due_ms > self.world.wall.now_ms()
+                sent = fact.sent_count > 0 or fact.is_settled
                 what = f"{subscription} {message.position}: NOT_FOUND for what was sent"
                 require(not sent or is_future, "ack", what)
                 self.world.count["acks refused after a step back"] += sent
             else:
-                self.world.count["acks confirmed"] += not fact.acked
-                fact.acked = True
-                subscription.open.pop(message, None)
+                self.world.count["acks confirmed"] += not fact.is_settled
+                subscription.settle(message, self.world.wall.monotonic_ns())
         require(len(failed) == len(failures), "ack", f"{subscription}: failures are told twice")
 
     def ack_lost(self, subscription: SubscriptionModel, messages: Iterable[Message]) -> None:
         """No answer, or one that leaves it open."""
         for message in messages:
-            if fact := subscription.facts.get(message):
+            if fact := subscription.entries.get(message):
                 fact.acking -= 1
                 fact.perhaps_acked = True
 
@@ -354,16 +333,14 @@ class Model:
         certain: dict[Message, int] = {}
         now_ms, now_ns = self.world.wall.now_ms(), self.world.wall.monotonic_ns()
         for message in messages:
-            fact = subscription.facts[message]
-            if fact.holder is not consumer or fact.acked:
+            fact = subscription.entries[message]
+            if fact.holder is not consumer:
                 continue
-            held = now_ns < fact.deadline_ns and not fact.acking
+            held = fact.is_held(now_ns) and not fact.acking
             low, high = self._delays(subscription, fact, delay_ms)
             fact.give_back(certain=not fact.acking)
-            fact.not_before_high = max(fact.not_before_high, now_ms + high)
-            fact.not_before_durable = False
+            fact.wait(now_ms + low, now_ms + high, certain=held)
             if held:
-                fact.not_before_low = now_ms + low
                 fact.nacked_us = self.world.loop.now_us()
                 certain[message] = fact.returns_low
         return certain
@@ -389,13 +366,13 @@ class Model:
     ) -> None:
         failed = {each.position: each.reason for each in failures}
         for message, returns in certain.items():
-            fact = subscription.facts.get(message)
+            fact = subscription.entries.get(message)
             if fact is None:
                 continue
             position = message.position
             require(position not in failed, "nack", f"{subscription} {position}: {failed.get(position)}")
             fact.returns_durable = max(fact.returns_durable, returns)
-            fact.not_before_durable = True
+            fact.is_wait_durable = True
             self.world.count["nacks confirmed"] += 1
 
     def extended(
@@ -410,8 +387,8 @@ class Model:
         failed = {each.position: each.reason for each in failures}
         now_ns = self.world.wall.monotonic_ns()
         for message in messages:
-            fact = subscription.facts[message]
-            held = fact.holder is consumer and now_ns < fact.deadline_ns and not (fact.acking or fact.acked)
+            fact = subscription.entries[message]
+            held = fact.holder is consumer and fact.is_held(now_ns) and not fact.acking
             if message.position not in failed:
                 fact.deadline_ns = now_ns + lease_ms * 1_000_000
                 self.world.count["leases extended"] += 1
@@ -421,8 +398,8 @@ class Model:
     def handed_back(self, consumer: SimConsumer, messages: Iterable[Message]) -> None:
         """Note that a consumer's messages go to others unbegun."""
         for message in messages:
-            fact = consumer.model.facts.get(message)
-            if fact is not None and fact.holder is consumer and not fact.acked:
+            fact = consumer.model.entries.get(message)
+            if fact is not None and fact.holder is consumer:
                 fact.hand_back(self.world.wall.monotonic_ns())
                 fact.lost_us = self.world.loop.now_us()
                 self.world.count["handed back unbegun"] += 1
@@ -450,17 +427,9 @@ class Model:
             for subscription in topic.subscriptions:
                 subscription.attached.clear()
                 subscription.stalled_us = None
-                for fact in subscription.facts.values():
-                    if fact.acking:
-                        fact.acking, fact.perhaps_acked = 0, True
-                    if fact.holder is not None and now_ns >= fact.deadline_ns:
-                        fact.returns_high += 1
-                    fact.holder = fact.lost_us = None
-                    if cleanly:
-                        fact.returns_durable = fact.returns_low
-                    elif not fact.not_before_durable:
-                        fact.not_before_low = 0
-                    fact.returns_low = fact.returns_durable
+                for fact in subscription.entries.values():
+                    fact.end_life(now_ns, cleanly=cleanly)
+                    fact.lost_us = None
 
     def recovered(self, found: Recovered) -> None:
         """Settle what was left open by what the broker holds now; what was answered must be there (P1)."""
@@ -534,14 +503,8 @@ class Model:
     def is_deliverable(self, subscription: SubscriptionModel, message: Message, fact: Fact) -> bool:
         """Return whether a message could be handed out now, if somebody can take it. In doubt, no."""
         wall = self.world.wall
-        if message.batch.state != "stored" or fact.acking or fact.perhaps_acked or fact.acked:
-            return False
-        if fact.holder is not None and wall.monotonic_ns() < fact.deadline_ns:
-            return False
-        now_ms = wall.now_ms()
-        if (subscription.honors and message.due_ms > now_ms) or fact.not_before_high > now_ms:
-            return False
-        return not self.may_have_expired(message)
+        is_due = subscription.must_have_come(fact, wall.now_ms(), wall.monotonic_ns())
+        return message.batch.state == "stored" and is_due and not self.may_have_expired(message)
 
     def may_have_expired(self, message: Message) -> bool:
         return bool(message.expire_ms) and self.world.wall.reached(message.expire_ms, message.accepted_us)
@@ -552,12 +515,6 @@ class Model:
             message
             for message, fact in subscription.open.items()
             if message.batch.state == "stored"
-            and not fact.acked
             and not fact.perhaps_acked
             and not self.may_have_expired(message)
         ]
-
-
-def require(condition: bool, promise: str, what: str) -> None:
-    if not condition:
-        raise Violation(promise, what)

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from broker.subscriptions.types import SubscriptionType
-from tests.sim.model import Model, SubscriptionModel, require
+from tests.reference import Violation, require
+from tests.sim.model import Model, SubscriptionModel
 from tests.sim.reclaim import note_ledgers
 from tests.sim.traffic import PAYLOAD_BYTES_MAX, SimConsumer
-from tests.sim.world import Life, Violation, World
+from tests.sim.world import Life, World
 
 _EVERY_SECONDS = 0.5
 _ENDS_US = 10_000_000
@@ -57,12 +58,12 @@ class Probe:
         if now_us < world.slow_until_us or not self._somebody_can_take(mine):
             mine.stalled_us = None
             return
-        held_keys = self._held_keys(mine)
+        held_keys = mine.held_keys()
         waiting = next(
             (
                 message
                 for message, fact in mine.open.items()
-                if message.ask.key not in held_keys and self._model.is_deliverable(mine, message, fact)
+                if message.key not in held_keys and self._model.is_deliverable(mine, message, fact)
             ),
             None,
         )
@@ -84,12 +85,6 @@ class Probe:
             return bool(taking) and all(self._can_take(each) for each in taking)
         consumers = mine.attached[:1] if mine.type == SubscriptionType.FAILOVER else mine.attached
         return any(self._can_take(consumer) for consumer in consumers)
-
-    def _held_keys(self, mine: SubscriptionModel) -> set[str]:
-        """Keys of a KEY_SHARED subscription that may have to wait for a consumer that is not theirs any more."""
-        if mine.type != SubscriptionType.KEY_SHARED:
-            return set()
-        return {message.ask.key for message, fact in mine.open.items() if fact.holder is not None} - {""}
 
     def _can_take(self, consumer: SimConsumer) -> bool:
         if consumer.left <= 0 or consumer.closed_because is not None or consumer.draining:

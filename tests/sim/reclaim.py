@@ -1,12 +1,13 @@
-"""Check of dropped ledgers against the plainest model: nobody is owed anything of them (P8 without harm to P3)."""
+"""Check of dropped ledgers against the model: nobody is owed anything of them (P8 without harm to P3)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from tests.reference import Violation
 from tests.sim.facts import Message, TopicModel
-from tests.sim.world import Violation, World
+from tests.sim.world import World
 
 if TYPE_CHECKING:
     from tests.sim.model import Model

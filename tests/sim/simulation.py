@@ -30,8 +30,9 @@ from broker.testing.sim_loop import Latency
 from broker.topics.topic import Topic
 from tests.configs import changed
 from tests.harness import DAY_MS, EARLIEST, LATEST, Outgoing
+from tests.reference import Violation, honors_delay, require
 from tests.sim.endings import drain_everything, end_life, open_life
-from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel, require
+from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel
 from tests.sim.probe import Probe
 from tests.sim.reclaim import note_ledgers
 from tests.sim.settings import (
@@ -53,7 +54,7 @@ from tests.sim.traffic import (
     random_habits,
     random_messages,
 )
-from tests.sim.world import Life, Violation, World
+from tests.sim.world import Life, World
 
 STEPS = 100
 _CALM_SHARE = 0.15
@@ -258,8 +259,7 @@ class Simulation:
             topic=mine,
             name=name,
             type=type_,
-            honors=type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
-            or bool(policy.honor_delay),
+            honors=honors_delay(type_, policy.honor_delay),
             earliest=rng.random() < 0.4,
             policy=policy,
             invoked=model.tick(),

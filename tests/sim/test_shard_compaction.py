@@ -59,7 +59,7 @@ async def _observe(node: Node) -> Model:
                 position.ledger_id in amendments
                 and position.entry_id in amendments[position.ledger_id].cancelled
             ):
-                model.messages[position] = replace(message, frame=b"", publish_ms=0)
+                model.messages[position] = replace(message, content=b"", publish_ms=0)
     return state
 
 

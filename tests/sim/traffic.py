@@ -22,8 +22,9 @@ from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
 from tests.harness import DAY_MS, Outgoing, batch_of, entries_of, refused_ids
-from tests.sim.model import Message, Model, SubscriptionModel, require
-from tests.sim.world import Life, Violation
+from tests.reference import Violation, require
+from tests.sim.model import Message, Model, SubscriptionModel
+from tests.sim.world import Life
 
 PAYLOAD_BYTES_MAX = 3_000
 MOMENT_MS = 2_000
@@ -257,7 +258,7 @@ class SimConsumer(Consumer):
         reader = self._subscription.reader
         behind = message.position < reader.catchup_end and message.due_ms <= reader.catchup_ms
         undisturbed = self._life.world.wall.disturbed_us < message.accepted_us
-        return self.model.honors and message.due_ms > 0 and not behind and undisturbed
+        return self.model.honors_delay and message.due_ms > 0 and not behind and undisturbed
 
     # -- its life --------------------------------------------------------------------------------------------------
 
@@ -360,7 +361,7 @@ class SimConsumer(Consumer):
     async def ack(self, messages: list[Message], late_ms: int = 0) -> None:
         if late_ms:
             await asyncio.sleep(late_ms / 1000)
-        messages = [each for each in messages if each in self.model.facts]
+        messages = [each for each in messages if each in self.model.entries]
         if not messages or self.model.state == "deleted" or self._life.dead:
             return
         self._all.ack_asked(self.model, messages)
@@ -376,7 +377,7 @@ class SimConsumer(Consumer):
             self._all.ack_answered(self.model, messages, refused_ids(confirmation.failures))
 
     async def nack(self, messages: list[Message], delay_ms: int) -> None:
-        messages = [each for each in messages if each in self.model.facts]
+        messages = [each for each in messages if each in self.model.entries]
         if not messages or self.model.state == "deleted" or self._life.dead:
             return
         certain = self._all.nack_asked(self.model, self, messages, delay_ms)
@@ -391,7 +392,7 @@ class SimConsumer(Consumer):
             self._all.nack_answered(self.model, certain, refused_ids(confirmation.failures))
 
     async def release(self, messages: list[Message]) -> None:
-        messages = [each for each in messages if each in self.model.facts]
+        messages = [each for each in messages if each in self.model.entries]
         if not messages or self.model.state == "deleted" or self._life.dead:
             return
         self._all.handed_back(self, messages)
@@ -407,7 +408,7 @@ class SimConsumer(Consumer):
             self._raise_unless_failing(error)
 
     def extend(self, messages: list[Message], lease_ms: int) -> None:
-        messages = [each for each in messages if each in self.model.facts]
+        messages = [each for each in messages if each in self.model.entries]
         if self.model.state == "deleted":
             return
         entries = entries_of(m.position for m in messages)

@@ -21,17 +21,10 @@ from broker.testing.fault_plan import Fault, FaultPlan
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS
 from broker.testing.sim_loop import SimLoop
+from tests.reference import Violation
 
 SPIN_LIMIT = 20_000
 """Turns of the loop while time stands still; the busiest honest moment takes some hundreds."""
-
-
-class Violation(AssertionError):
-    """A promise was broken. `promise` names it."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise = promise
 
 
 class ProcessDied(BaseException):
