@@ -25,6 +25,8 @@ _COLLECT_SECONDS_MAX = 60
 
 _TOPIC, _SUBSCRIPTION = "persistent://public/default/bench", "bench"
 _PENDING_MAX = 10_000
+_RECEIVE_MS_MAX = 600_000
+"""The tracker in memory is filled anew after a restart, before anything is delivered."""
 _STRICT = {"isDelayedDeliveryDeliverAtTimeStrict": "true", "delayedDeliveryTickTimeMillis": "10"}
 _USE = (
     "pulsar-client: `send_async`, a shared subscription whose consumer is connected from the start, as the tracker "
@@ -185,7 +187,7 @@ class Pulsar(Peer):
         def work(say: Callable[..., Any]) -> None:
             seen: set[bytes] = set()
             while len(seen) < count:
-                message = self._consumer.receive(60_000)
+                message = self._consumer.receive(_RECEIVE_MS_MAX)
                 payload = message.data()
                 seen.add(payload)
                 say(note, [payload])
