@@ -43,8 +43,6 @@ ROLLING = "rolling"
 """A restart of all nodes, one after the other, each once the one before follows all shards again."""
 SUBSCRIPTIONS = ("billing", "audit")
 LEASE_MS = 4_000
-BASE_INTERVAL = "3m"
-"""Bases are made, and the log is trimmed, within a short run too."""
 FAULT_LEASES = (2.75, 5.0)
 """Longer than standbys wait that rest, two leases and a half for the last in rank."""
 SETTLE_SECONDS = 60.0
@@ -304,7 +302,6 @@ class Run:
                 "dedup_window_ms": "1h",
                 "log_format": "json",
                 "disk_reserve_bytes": "0",
-                "base_interval_ms": BASE_INTERVAL,
             }
             self.members[name] = Member(
                 name, settings, self.folder, self.site.command(name), self.site.module
