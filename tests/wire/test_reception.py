@@ -311,12 +311,12 @@ async def test_call_without_a_message_is_refused(wire: Wire):
 
 
 async def test_a_stream_that_began_may_be_silent(serve: Serve):
-    wire = await serve(first_message_ms=50)
+    wire = await serve(first_message_ms=500)
     stream = await wire.subscribe("t", "s")
     produce = wire.producer.ProduceStream()
     await produce.write(batch("t", b"x"))
     assert (await within(produce.read())).ids
-    await asyncio.sleep(0.2)  # longer than a first message may take: that is what is tested
+    await asyncio.sleep(0.6)  # longer than a first message may take: that is what is tested
     await produce.write(producer_pb2.ProduceRequest.FromString(batch("t", b"y").SerializeToString()))
     assert (await within(produce.read())).ids
     await stream.close()
