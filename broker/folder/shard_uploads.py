@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from broker.cluster.base_manifest import OtherVersion
 from broker.cluster.base_store import Tell
-from broker.errors import NotFound, Refused
+from broker.errors import Corrupt, NotFound, Refused
 from broker.folder.backup import read_marker
 from broker.folder.bases import restore_base, upload_backup
 from broker.folder.restore import NewShardFolders
@@ -70,9 +71,16 @@ class ShardUploads(ShardedBackups):
             new.finish()
 
     async def remove(self, name: str) -> None:
-        """Remove a backup. Raises NotFound, or Refused for the two newest of a broker."""
-        backup = await self.find(name)
+        """Remove a backup. Raises NotFound, or Refused for the two newest of a broker, unless it is damaged."""
         backups = await self.backups()
+        try:
+            backup = await self.find(name)
+        except OtherVersion:
+            raise
+        except Corrupt:  # nobody can restore it, and nothing can be swept while it is there
+            await self._store.remove(f"backups/{name}")
+            await self._sweep(backups)
+            return
         own = [each.name for each in backups if each.broker_id == backup.broker_id]
         if backup.name in own[-_KEPT_MIN:]:
             raise Refused(f"The backup {name} stays: a broker's two newest are kept", reason="BACKUP_KEPT")
@@ -95,7 +103,13 @@ class ShardUploads(ShardedBackups):
 
         `before`: all backups before some were removed. What an upload under way may build on stays until a later call.
         """
-        named = {part for backup in await self.backups() for part in enumerate(backup.bases)}
+        backups, unread = await self._read_all()
+        if unread:  # it could name any base
+            raise Corrupt(
+                f"{unread[0].message} No parts of backups are removed from {self._store.url} while it is there. If it "
+                "can be done without, delete it: postdate-broker backup delete 'URL#NAME'"
+            )
+        named = {part for backup in backups for part in enumerate(backup.bases)}
         for number in range(max((len(backup.bases) for backup in before), default=0)):
             part = self._part(number)
             for name in await part.names():

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 import google_crc32c
 
-from broker.cluster.base_manifest import is_base_name
+from broker.cluster.base_manifest import OtherVersion, is_base_name
 from broker.cluster.base_store import BaseStore
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.patient_store import PatientStore
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Corrupt, NotFound
+from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.flight import for_all
 from broker.storage.backup_marker import is_backup_name
+
+log = get_logger(__name__)
 
 _FORMAT = "postdate-sharded-backup"
 _BYTES_MAX = 1 << 20
@@ -57,18 +59,30 @@ class ShardedBackups:
         self._clock = clock
 
     async def backups(self) -> list[ShardedBackup]:
-        """All backups, the oldest first. Raises Corrupt."""
+        """All backups that can be read, the oldest first."""
+        backups, unread = await self._read_all()
+        for error in unread:
+            log.warning("A backup cannot be used", url=self._store.url, error=error.message)
+        return backups
+
+    async def _read_all(self) -> tuple[list[ShardedBackup], list[Corrupt]]:
+        """All backups, the oldest first, and why others cannot be read."""
         names = sorted(
             info.name for info in await self._store.objects("backups") if is_backup_name(info.name)
         )
         found: dict[str, ShardedBackup] = {}
+        unread: dict[str, Corrupt] = {}
 
         async def read(name: str) -> None:
-            with suppress(FileNotFoundError):  # removed since it was listed
+            try:
                 found[name] = await self._read(name)
+            except FileNotFoundError:  # removed since it was listed
+                pass
+            except Corrupt as error:
+                unread[name] = error
 
         await for_all(iter(names), read, _IN_FLIGHT)
-        return [found[name] for name in sorted(found)]
+        return [found[name] for name in sorted(found)], [unread[name] for name in sorted(unread)]
 
     async def find(self, name: str) -> ShardedBackup:
         """Return the backup of a name. Raises NotFound, Corrupt."""
@@ -135,14 +149,18 @@ def decode_backup(data: bytes, name: str) -> ShardedBackup:
     if (kind, crc, backup.name) != (_FORMAT, _crc(whole), name) or not names_parts:
         raise _damaged(name)
     if version != 1:
-        raise Corrupt(
+        raise OtherVersion(
             f"The backup {name} has version {version}, which is newer than this", path=f"backups/{name}"
         )
     return backup
 
 
 def _damaged(name: str) -> Corrupt:
-    return Corrupt("The object that names the parts of a backup is damaged", path=f"backups/{name}")
+    return Corrupt(
+        "The object that names the parts of a backup is damaged",
+        path=f"backups/{name}",
+        advice="Use another backup.",
+    )
 
 
 def _crc(content: dict[str, object]) -> int:

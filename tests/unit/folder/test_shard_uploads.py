@@ -145,3 +145,40 @@ def test_a_backup_that_names_no_bases_is_damaged(bases: object) -> None:
     content["crc32c"] = int(google_crc32c.value(plain))
     with pytest.raises(Corrupt, match="is damaged"):
         decode_backup(json.dumps(content).encode(), "n")
+
+
+async def test_a_damaged_backup_is_left_out_and_can_be_removed_and_until_then_no_part_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene()
+    made = [await scene.upload() for _ in range(4)]
+    scene.store.change(f"backups/{made[1].name}", lambda body: body[:-9])
+    left = [each.name for each in await scene.uploads.backups()]
+    assert left == [made[0].name, made[2].name, made[3].name] and "A backup cannot be used" in caplog.text
+    newest = await scene.uploads.choose("")
+    assert newest is not None and newest.name == made[3].name
+    scene.clock.ms += 2 * REST_MS
+    with pytest.raises(
+        Corrupt, match=f"{made[1].name}.* Use another backup. No parts of backups are removed"
+    ):
+        await scene.uploads.prune("one", 2, 0)
+    assert scene.parts() == [4, 4]
+    await scene.uploads.remove(made[1].name)
+    assert [each.name for each in await scene.uploads.backups()] == [made[2].name, made[3].name]
+    assert scene.parts() == [2, 2]
+
+
+async def test_a_backup_of_a_later_version_is_not_removed_as_a_damaged_one() -> None:
+    scene = Scene()
+    made = await scene.upload()
+
+    def later(body: bytes) -> bytes:
+        content = json.loads(body) | {"version": 2}
+        del content["crc32c"]
+        plain = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(content | {"crc32c": int(google_crc32c.value(plain))}).encode()
+
+    scene.store.change(f"backups/{made.name}", later)
+    with pytest.raises(Corrupt, match="version 2"):
+        await scene.uploads.remove(made.name)
+    assert scene.store.names("backups") == {made.name}
