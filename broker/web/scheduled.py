@@ -176,7 +176,9 @@ async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple
 async def _first_of_all(topics: Sequence[Topic], search: Search) -> tuple[list[tuple[str, Scheduled]], bool]:
     """Return the next messages of several topics, soonest first, and whether some may be missing between them."""
     waiting = [topic for topic in topics if topic.index.scheduled_count()]
-    soonest = nsmallest(_TOPICS_MERGED, waiting, key=lambda topic: topic.index.next_due_ms() or 0)
+    turns = nsmallest(
+        _TOPICS_MERGED + 1, ((topic.index.next_due_ms() or 0, topic.name, topic) for topic in waiting)
+    )
     listed: list[tuple[str, Scheduled]] = []
     unread: dict[Topic, Key] = {}  # topics of which there is more, and where that begins
 
@@ -199,13 +201,22 @@ async def _first_of_all(topics: Sequence[Topic], search: Search) -> tuple[list[t
         is_full = len(listed) == SCHEDULED_PAGE
         return None if topic is None or (is_full and _place(listed[-1]) < place_of_unread(topic)) else topic
 
-    for topic in soonest:
+    def may_lack_others() -> bool:
+        """Return whether topics beyond those read may have messages that come before one of the list."""
+        if not (left := turns[_TOPICS_MERGED:]):
+            return False
+        due_ms, name, _ = left[0]
+        if len(listed) < SCHEDULED_PAGE:
+            return due_ms < search.due.end_ms
+        return (due_ms, name) < _place(listed[-1])[:2]
+
+    for _, _, topic in turns[:_TOPICS_MERGED]:
         await read(topic, None)
     for _ in range(_FURTHER_PAGES):
         if (first := behind()) is None:
             break
         await read(first, unread[first])
-    return listed, behind() is not None
+    return listed, behind() is not None or may_lack_others()
 
 
 def _place(row: tuple[str, Scheduled]) -> tuple[int, str, Position]:

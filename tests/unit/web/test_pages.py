@@ -20,6 +20,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.web import changes, overview
 from broker.web.calendar_window import start_name
 from broker.web.render import Renderer, compact
+from broker.web.search import form_time
 from tests.harness import EARLIEST, LATEST, Outgoing, entries_of
 from tests.pages import pages_without
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -498,6 +499,24 @@ async def test_what_large_messages_keep_from_a_page_of_all_topics_comes_before_l
     due_ms = pages.broker.clock.now_ms() + HOUR_MS // 2
     await pages.produce("at-once", *[Outgoing(b"x", deliver_at_ms=due_ms)] * 60)
     assert await shown() == ([], False), "fifty of one time, and the rest of it behind them"
+
+
+async def test_a_range_that_topics_left_unread_may_hold_is_told_to_have_gaps(make_pages, monkeypatch):
+    monkeypatch.setattr("broker.web.scheduled._TOPICS_MERGED", 1)
+    pages = await make_pages()
+    soon = Outgoing(b"x", deliver_after_ms=HOUR_MS, schedule_key="soon")
+    await pages.produce("first", soon)
+    await pages.produce("other", *(Outgoing(b"x", deliver_after_ms=n * HOUR_MS) for n in (2, 3)))
+    told = "others may come between them"
+    assert told in await pages.get("/scheduled"), "the page has room for those of other topics"
+    monkeypatch.setattr("broker.web.scheduled.SCHEDULED_PAGE", 1)
+    text = await pages.get("/scheduled")
+    assert ">soon<" in text and told not in text, "the others come later"
+    start = form_time(pages.broker.clock.now_ms() + 3 * HOUR_MS // 2)
+    text = await pages.get(f"/scheduled?from={start}")
+    assert ">first<" not in text and told in text
+    monkeypatch.setattr("broker.web.scheduled._TOPICS_MERGED", 2)
+    assert told not in await pages.get(f"/scheduled?from={start}")
 
 
 async def test_pause_resume_and_skip(make_pages):
