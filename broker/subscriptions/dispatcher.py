@@ -152,13 +152,18 @@ class TakeTurns:
     @property
     def has_taker(self) -> bool:
         """Return whether there is a consumer that would be given a message now."""
-        return any(consumer.can_take for consumer in self._candidates())
+        return not self._awaits_returning and any(consumer.can_take for consumer in self._candidates())
+
+    @property
+    def _awaits_returning(self) -> bool:
+        """Return whether what the last consumer held comes first: the next one would get it out of order."""
+        subscription = self._subscription
+        return subscription.type.in_order and bool(subscription.states.column(State.RETURNING))
 
     def _next_consumer(self) -> Consumer | None:
         """Next consumer, in turn, of those that may be given something and can take it."""
-        subscription = self._subscription
-        if subscription.type.in_order and subscription.states.column(State.RETURNING):
-            return None  # what the last one held comes first, or the next one would get it out of order
+        if self._awaits_returning:
+            return None
         candidates = self._candidates()
         for _ in range(len(candidates)):
             self._turn = (self._turn + 1) % len(candidates)

@@ -179,6 +179,8 @@ class Subscription:
 
     def apply_settled(self, record: Settled) -> None:
         """Entries are done."""
+        if self.states.among(record.entries, State.RETURNING):
+            self.work.set()  # what waits for them to come back, in order, waits no more
         fresh = self.states.settled(record.entries, self.log)
         self.attempts.forget(record.entries)
         self.reasons.forget(record.entries)

@@ -4,9 +4,11 @@ what is due later than its last group allows waits (CLUSTER-11)."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from broker.storage.group_log import NewRecord, StoredGroup
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -113,6 +115,43 @@ def test_a_dispatcher_that_may_hand_out_nothing_looks_no_more_often_than_the_clo
         await asyncio.sleep(60)
         rechecks = 60_000 // node.config.tuning.clock_recheck_ms
         assert owner.looks <= 4 * rechecks
+        await node.stop()
+
+    run_sim(scenario, seed=1)
+
+
+@pytest.mark.parametrize("type_", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
+def test_a_dispatcher_whose_returning_messages_wait_for_a_slow_disk_does_not_poll(type_: int) -> None:
+    """Another message is ready again meanwhile, and may not go before them."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        owner = HeldOwner()
+        node = Node(MemVfs(), clock, ownership=owner).open()
+        await node.create_subscription("t", "s", type_=type_, position=EARLIEST)
+        inbox = await node.subscribe("t", "s")
+        await node.produce("t", [Outgoing(b"x"), Outgoing(b"y")])
+        first, second = await inbox.wait(2)
+        await inbox.nack([second.position], after_ms=50)
+        group_log, is_stored = node.broker.journal._log, asyncio.Event()
+        append = group_log.append
+
+        def append_later(index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+            async def work() -> StoredGroup:
+                await is_stored.wait()
+                return await append(index, records)
+
+            return asyncio.ensure_future(work())
+
+        group_log.append = append_later  # type: ignore[method-assign]
+        releasing = asyncio.create_task(inbox.release([first.position]))
+        await asyncio.sleep(1)
+        owner.looks = 0
+        await asyncio.sleep(60)
+        assert inbox.poll() == []
+        assert owner.looks <= 4 * 60_000 // node.config.tuning.clock_recheck_ms
+        is_stored.set()
+        await releasing
+        assert [each.payload for each in await inbox.wait(2)] == [b"x", b"y"]
         await node.stop()
 
     run_sim(scenario, seed=1)
