@@ -100,7 +100,9 @@ class ShardedBackups:
         """
         if is_backup_name(name):
             return await self.find(name)
-        backups = [] if name else await self.backups()
+        backups, unread = ([], []) if name else await self._read_all()
+        if unread:  # it may be the newest: whoever wants an older one says so by name
+            raise unread[0]
         if not backups:
             return None
         bases = [stored.base for stored in await BaseStore(self._objects, self._clock).bases()]

@@ -155,8 +155,10 @@ async def test_a_damaged_backup_is_left_out_and_can_be_removed_and_until_then_no
     scene.store.change(f"backups/{made[1].name}", lambda body: body[:-9])
     left = [each.name for each in await scene.uploads.backups()]
     assert left == [made[0].name, made[2].name, made[3].name] and "A backup cannot be used" in caplog.text
-    newest = await scene.uploads.choose("")
-    assert newest is not None and newest.name == made[3].name
+    with pytest.raises(Corrupt, match="is damaged"):
+        await scene.uploads.choose("")
+    named = await scene.uploads.choose(made[2].name)
+    assert named is not None and named.name == made[2].name
     scene.clock.ms += 2 * REST_MS
     with pytest.raises(
         Corrupt, match=f"{made[1].name}.* Use another backup. No parts of backups are removed"
