@@ -29,6 +29,7 @@ from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope, decode_produce
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
+from broker.storage.group_log import NewRecord, StoredGroup
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.requests import FailedIds
@@ -241,6 +242,21 @@ class Node:
     def attach(self, topic: Topic, subscription: Subscription, **options: int) -> Inbox:
         """Attach a consumer; options are those of `Inbox`."""
         return Inbox(self, topic, subscription, **options)
+
+    def hold_up_groups(self) -> asyncio.Event:
+        """Let the journal wait, from now on, until the event is set: a disk that takes its time."""
+        group_log, is_stored = self.broker.journal._log, asyncio.Event()
+        append = group_log.append
+
+        def append_later(index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+            async def work() -> StoredGroup:
+                await is_stored.wait()
+                return await append(index, records)
+
+            return asyncio.ensure_future(work())
+
+        group_log.append = append_later  # type: ignore[method-assign]
+        return is_stored
 
     # -- producing -------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class KeyDispatch:
         self._clock = clock
         self._out = HandOut(subscription, clock)
         self._windows = DueWindows(subscription, self._out)
-        self._router = KeyRouter()
+        self._router = KeyRouter(subscription.states.column(State.RETURNING))
         self._by_seat: dict[int, Consumer] = {}
         self._returned = Parked()  # what came back
         self._parked = Parked()  # what was never sent

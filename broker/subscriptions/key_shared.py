@@ -68,7 +68,8 @@ def slots_of(key_hashes: UInt32Column) -> SlotColumn:
 class KeyRouter:
     """Owners of slots, and the slots that may be sent to their owners. Consumers have small numbers, their seats."""
 
-    def __init__(self) -> None:
+    def __init__(self, returning: Entries | None = None) -> None:
+        """`returning` was handed out before, by the dispatcher of consumers that all left, and comes back now."""
         self.seats: dict[str, int] = {}
         self.owner: SeatColumn = np.full(SLOTS + 1, NOBODY, dtype=np.int32)  # NO_KEY stays nobody's
         self.blocked: Mask = np.zeros(SLOTS + 1, dtype=np.bool_)
@@ -82,6 +83,10 @@ class KeyRouter:
         self._hindering: dict[str, _Columns] = {}
         self._hindering_at = 0  # how many leases had ended when they were looked at
         self._coming: list[tuple[Entries, Mask]] = []
+        if returning:
+            before: Entries = {}
+            merge_entries(before, returning)  # a copy: the records change `returning`
+            self._coming.append((before, self._slots_holding(before)))
         self._back: Entries = {}
 
     # -- consumers -------------------------------------------------------------------------------------------

@@ -210,6 +210,31 @@ def test_what_came_back_and_is_parked_survives_the_last_consumer_and_keeps_its_p
     run(scenario)
 
 
+def test_what_comes_back_over_a_slow_disk_goes_before_what_is_new_also_to_the_next_consumer_but_one():
+    """Each consumer leaves as the last one, with the dispatcher, while the record of what came back is on its way."""
+
+    async def scenario(world: World, clock: SimClock) -> None:
+        first = world.attach(permits=1)
+        await world.produce(["k"] * 2)
+        assert [each.payload for each in await first.wait(1)] == world.by_key["k"][:1]
+        is_stored = world.node.hold_up_groups()
+        first.detach()
+        second = world.attach(permits=0)
+        await asyncio.sleep(0.2)
+        second.detach()
+        third = world.attach()
+        await asyncio.sleep(0.2)
+        assert not third.poll(), "the first of the key is not back yet"
+        is_stored.set()
+        received = await third.wait(2)
+        assert [(each.payload, each.attempt) for each in received] == [
+            (world.by_key["k"][0], 2),
+            (world.by_key["k"][1], 1),
+        ]
+
+    run(scenario)
+
+
 def test_an_acknowledgement_of_what_is_parked_takes_it_out():
     async def scenario(world: World, clock: SimClock) -> None:
         first = world.attach(permits=3)

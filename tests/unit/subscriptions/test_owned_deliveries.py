@@ -4,11 +4,9 @@ what is due later than its last group allows waits (CLUSTER-11)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from broker.storage.group_log import NewRecord, StoredGroup
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -132,17 +130,7 @@ def test_a_dispatcher_whose_returning_messages_wait_for_a_slow_disk_does_not_pol
         await node.produce("t", [Outgoing(b"x"), Outgoing(b"y")])
         first, second = await inbox.wait(2)
         await inbox.nack([second.position], after_ms=50)
-        group_log, is_stored = node.broker.journal._log, asyncio.Event()
-        append = group_log.append
-
-        def append_later(index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
-            async def work() -> StoredGroup:
-                await is_stored.wait()
-                return await append(index, records)
-
-            return asyncio.ensure_future(work())
-
-        group_log.append = append_later  # type: ignore[method-assign]
+        is_stored = node.hold_up_groups()
         releasing = asyncio.create_task(inbox.release([first.position]))
         await asyncio.sleep(1)
         owner.looks = 0
