@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from broker.subscriptions.types import SubscriptionType
+from broker.topics.topic import Topic
 from tests.reference import Violation, require
 from tests.sim.model import Model, SubscriptionModel
 from tests.sim.reclaim import note_ledgers
@@ -103,9 +104,7 @@ class Probe:
                 continue
             if mine := self._model.topics.get(topic.topic_id):
                 note_ledgers(self._model, mine, {ledger.name.ledger_id for ledger in topic.log})
-            # After a life under a clock that was far ahead the index begins anew, once; and when it is set back far.
-            rebuilds = topic.index.rebuilds - int(topic._index.begins_anew) - topic.index.set_backs
-            require(rebuilds <= 0, "watchdog", f"the index of {topic.name} was rebuilt")
+            check_rebuilds(self._world, topic)
             for subscription in topic.subscriptions.values():
                 queued = len(subscription.replay)
                 require(bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer")
@@ -113,3 +112,15 @@ class Probe:
                 for consumer in subscription.consumers:
                     held = not consumer.starved or subscription.states.leases.held(consumer.consumer_id)
                     require(bool(held), "D4", f"{consumer.consumer_id} waits for bytes and holds nothing")
+
+
+def check_rebuilds(world: World, topic: Topic) -> None:
+    """Check that the index was not built again but for a reason.
+
+    A clock that was far ahead or was set back far is one. Another is a folder of buckets that failed a sync in the life
+    before: no later sync of it vouches for a name (MEMVFS-6), so a bucket that a manifest names may be missing. Nothing
+    is lost by that, as the ledgers have it all; to end writing would cost more (seed 910304).
+    """
+    allowed = int(topic._index.begins_anew) + topic.index.set_backs + int(world.has_lost_indexes)
+    rebuilds = topic.index.rebuilds
+    require(rebuilds <= allowed, "watchdog", f"the index of {topic.name} was rebuilt {rebuilds} times")

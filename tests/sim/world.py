@@ -111,6 +111,7 @@ class DiskFaults(FaultPlan):
         super().__init__()
         self.changes_left: int | None = None
         self.refused_us: int | None = None  # when a write or sync failed first, for which the broker must end
+        self.forgets_indexes = False  # a folder of indexes failed a sync, and may lose later names too
         self._now_us = now_us
         self._on_death = on_death
         self._dead = False
@@ -125,9 +126,11 @@ class DiskFaults(FaultPlan):
                 self._on_death()
                 raise ProcessDied
         fault = super().take(kind, path, touched)
-        ends_writing = kind in _ENDS_WRITING and not _FOLDERS_OF_INDEXES & {*path.split("/")}
-        if fault is not None and ends_writing and self.refused_us is None:
+        is_of_index = bool(_FOLDERS_OF_INDEXES & {*path.split("/")})
+        if fault is not None and kind in _ENDS_WRITING and not is_of_index and self.refused_us is None:
             self.refused_us = self._now_us()
+        if fault is not None and kind == "sync_dir" and is_of_index:
+            self.forgets_indexes = True
         return fault
 
     @property
@@ -254,6 +257,8 @@ class World:
         self.config = BrokerConfig()  # of the present life
         self.disk_ran_full = False
         self.writing_failed = False  # in the present life
+        self.has_lost_indexes = False
+        """The disk as it was found may lack what it said it had synced in a folder of indexes (`DiskFaults`)."""
         self.slow_until_us = 0
         self.is_calm = False  # nothing goes wrong in this run, so that lateness can be checked closely
         self.slack_us = 2_000_000
