@@ -11,6 +11,19 @@ Fail = Callable[[str, str, int], BaseException | None]
 """The failure of a call, by its kind, its object and its number; asked before it is carried out."""
 
 
+class Hands:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.ms = 1_750_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ns(self) -> int:
+        return 5
+
+
 class FakeStore:
     url = "fake://store"
 

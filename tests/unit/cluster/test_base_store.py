@@ -24,24 +24,11 @@ from broker.storage.layout import Layout
 from broker.testing.data_folder import NOW_MS, FolderWriter, StoredLedger, StoredSubscription
 from broker.testing.mem_vfs import MemFile, MemVfs
 from tests.depth import at_depth
-from tests.fake_store import FakeStore
+from tests.fake_store import FakeStore, Hands
 
 CHUNK = 1_000
 BACKUP = Layout("data")
 SEALED, LAST = 3, 4  # ledgers of the topic
-
-
-class Hands:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.ms = 1_750_000_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic_ns(self) -> int:
-        return 5
 
 
 class Scene:

@@ -17,22 +17,9 @@ from broker.storage.backup_marker import Backup, backup_name, encode_marker
 from broker.storage.layout import Layout
 from broker.testing.data_folder import FolderWriter
 from broker.testing.mem_vfs import MemVfs
-from tests.fake_store import FakeStore
+from tests.fake_store import FakeStore, Hands
 
 SHARDS = 2
-
-
-class Hands:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.ms = 1_750_000_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic_ns(self) -> int:
-        return 5
 
 
 class Scene:
