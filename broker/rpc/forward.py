@@ -270,21 +270,17 @@ async def forward_unary(
 ) -> bytes:
     """Pass on a call of one message and one answer; returns that."""
     answers: list[bytes] = []
-
-    async def send(call: Any) -> None:
-        await call.write(message)
-        await call.done_writing()
-
-    async def take(answer: bytes) -> None:
-        if answers:
-            raise Unavailable("The owner sent more than one answer")
-        answers.append(answer)
-
     forwarded = ForwardedCall()
-    with room.hold(forwarded, len(message)):
-        await _forward(host, owner, path, context, forwarded, send, take, refuse)
-    if not answers:
-        await refuse(host, context, Unavailable("The owner ended the call without an answer"))
+
+    async def work() -> None:
+        with room.hold(forwarded, len(message)), owner.channel(forwarded) as channel:
+            call: Any = channel.unary_unary(path, None, None)(
+                message, timeout=context.time_remaining(), metadata=owner.metadata_for(context, forwarded)
+            )
+            answers.append(await call)
+            context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+
+    await end_alike(host, context, forwarded, work(), refuse)
     room.hold_until_read(context, answers[0])
     return answers[0]
 
@@ -317,25 +313,12 @@ async def forward_stream(
         with room.hold(forwarded, len(answer)):
             await context.write(answer)
 
-    await _forward(host, owner, path, context, forwarded, send, take, refuse_unread)
-
-
-async def _forward(
-    host: CallHost,
-    owner: OwnerConnections,
-    path: str,
-    context: Context,
-    forwarded: ForwardedCall,
-    send: Send,
-    take: Take,
-    end: End,
-) -> None:
     async def work() -> None:
         with owner.channel(forwarded) as channel:
             metadata = owner.metadata_for(context, forwarded)
             await _converse(channel, path, context, forwarded, metadata, send, take)
 
-    await end_alike(host, context, forwarded, work(), end)
+    await end_alike(host, context, forwarded, work(), refuse_unread)
 
 
 async def end_alike(
