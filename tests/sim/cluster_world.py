@@ -292,7 +292,7 @@ class ClusterNode:
         try:
             raw = await handler.unary_unary(request.SerializeToString(), edge)
         except Refused as refused:
-            self.world.note_refusal(name, request, refused)
+            self.world.note_refusal(name, refused, stopped=self.handlers.get(name) is not handler)
             return None
         finally:
             edge.end()
@@ -633,10 +633,13 @@ class ClusterWorld:
         permits = consumer_pb2.Permits(messages=len(batch))
         edge.requests.put_nowait(consumer_pb2.SubscribeRequest(permits=permits).SerializeToString())
 
-    def note_refusal(self, name: str, request: Any, refused: Refused) -> None:
+    def note_refusal(self, name: str, refused: Refused, *, stopped: bool) -> None:
+        """A call was refused; `stopped`: by a node that has stopped serving since the call began."""
         self.count[refused.reason] += 1
         if name == "GetScheduled" and refused.reason == "SCHEDULED_NOT_FOUND":
             return  # who asked judges it
+        if stopped and refused.reason == "INDEX_NOT_BUILT":
+            return  # the index is fed no more, and the call has waited for it
         if refused.reason not in (
             "ENGINE_UNREACHABLE",
             "STORAGE_FAILED",
