@@ -1,10 +1,10 @@
 """The index pump: one task per topic that has the index filled from the log, and empties it in time.
 
-    append -> index the new rows -> load what is due soon -> take what is due -> on_due(chunk)
+    append -> index the new rows -> take what is due -> on_due(chunk) -> load what is due soon
 
-The feed (`index_feed.py`) does the first, in bounded steps. The timer is computed anew from the index after every
-step, whatever the step did, and never waits longer than `clock_recheck_ms`, so that a stepped clock is noticed (P2) and
-nothing can leave it unarmed.
+The feed (`index_feed.py`) does the first, in bounded steps. To load comes last, for it may wait for a slow disk. The
+timer is computed anew from the index after every step, whatever the step did, and never waits longer than
+`clock_recheck_ms`, so that a stepped clock is noticed (P2) and nothing can leave it unarmed.
 """
 
 from __future__ import annotations
@@ -250,24 +250,27 @@ class IndexPump:
         now_ms = self._clock.now_ms()
         if self.upkeep is not None:
             self.upkeep.look(now_ms)
-        loaded = self.tracker.needs_load(now_ms) and self._clock.monotonic_ns() >= self._load_again_ns
-        if loaded:
+        gathers_due = self._group_wait_ns() > 0
+        took = not gathers_due and self._take(now_ms)
+        is_paused = self._clock.monotonic_ns() < self._load_again_ns
+        loads = not is_paused and self.tracker.needs_load(now_ms)
+        if loads:
             await self._load(now_ms)
             self._looked_ms = 0
-            now_ms = self._clock.now_ms()
-        gathers_due = self._group_wait_ns() > 0
-        chunk = None
-        if not gathers_due:
-            chunk = self.tracker.take_due(now_ms, self._due_entries)
-            self._looked_ms = now_ms
-        if chunk is not None:
-            self._on_due(chunk)
-            if len(chunk) < self._due_entries:
-                self._took_ns = self._clock.monotonic_ns()
-            return True
-        if not (indexed or loaded or gathers_due or self._clock.monotonic_ns() < self._load_again_ns):
+        elif not (indexed or took or gathers_due or is_paused):
             self._watch(now_ms)
-        return indexed or loaded or self.is_rebuilding  # the watchdog may have begun a rebuild
+        return indexed or took or loads or self.is_rebuilding  # the watchdog may have begun a rebuild
+
+    def _take(self, now_ms: int) -> bool:
+        """Hand on the next chunk of what is due; whether there was any."""
+        chunk = self.tracker.take_due(now_ms, self._due_entries)
+        self._looked_ms = now_ms
+        if chunk is None:
+            return False
+        self._on_due(chunk)
+        if len(chunk) < self._due_entries:
+            self._took_ns = self._clock.monotonic_ns()
+        return True
 
     async def _load(self, now_ms: int) -> None:
         if self.upkeep is None:

@@ -297,7 +297,7 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
 
 
 def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_built_again():
-    """After the clock went back, messages lie in near before the frontier; a load fails just as one is due."""
+    """After the clock went back, messages lie in near before the frontier; one comes due while a load fails."""
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock, bucket_config(clock_recheck_ms=100)).open()
@@ -314,11 +314,12 @@ def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_b
         faults = [Corrupt("a bucket is damaged")]
 
         async def load(now_ms: int) -> None:
+            await asyncio.sleep((due_ms - now_ms) / 1000)
             raise faults.pop()
 
         pump.upkeep.load = load  # type: ignore[union-attr,method-assign]
         pump.tracker.needs_load = lambda now_ms: (  # type: ignore[method-assign]
-            needs_load(now_ms) if not faults else now_ms >= due_ms
+            needs_load(now_ms) if not faults else now_ms >= due_ms - 500
         )
         await asyncio.sleep(4)
         assert pump.rebuilds == 1

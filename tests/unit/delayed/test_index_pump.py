@@ -91,3 +91,45 @@ def test_rows_that_can_wait_do_not_hold_up_one_that_is_due_soon_and_lies_before_
         running.cancel()
 
     run_sim(scenario, seed=1)
+
+
+def test_what_is_due_does_not_wait_for_a_load_of_what_is_due_later():
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        log = SlowLog()
+        came: list[int] = []
+        loading = asyncio.Event()
+
+        async def times_of(ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
+            return np.full(len(entry_ids), log.times[ledger_id - 1], dtype=np.int64)
+
+        due_ms = clock.now_ms() + 1_000
+
+        class SlowTracker(MemoryTracker):
+            """From the moment when the message is due, more is to be read, from a disk that does not answer."""
+
+            def needs_load(self, now_ms: int) -> bool:
+                return now_ms >= due_ms or super().needs_load(now_ms)
+
+            async def load(self, now_ms: int) -> None:
+                if now_ms >= due_ms:
+                    loading.set()
+                    await asyncio.Event().wait()
+                await super().load(now_ms)
+
+        pump = IndexPump(
+            log,
+            SlowTracker(times_of, Frontier(clock.now_ms(), *ENTRY_AFTER_ALL), tick_ms=1),
+            clock=clock,
+            clock_recheck_ms=60_000,
+            due_entries=10,
+            on_due=lambda chunk: came.extend([clock.now_ms()] * len(chunk)),
+            on_rebuild=lambda: None,
+        )
+        running = asyncio.create_task(pump.run())
+        log.answers[log.append(due_ms)].set()
+        pump.appended(DueSpan(1, due_ms, due_ms))
+        await loading.wait()
+        assert came == [due_ms]
+        running.cancel()
+
+    run_sim(scenario, seed=1)
