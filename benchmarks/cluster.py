@@ -1,13 +1,15 @@
 """Scenarios of a cluster: the same work as with a local journal, and take-overs.
 
-The store is a folder whose creates take 30 ms at the median and 150 ms at the 99th percentile, as those of an object
-store in the same region (`slow_store_broker.py`), or what the disk takes.
+The store is a process of its own on the client's core, as in earnest it is another machine (`slow_store.py`). Its
+creates take 30 ms at the median and 150 ms at the 99th percentile, as those of an object store in the same region, or
+what the disk takes.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,12 +23,23 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks import slow_store
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.processes import HERE, Broker, Client, Setup, cpu_seconds, environment
+from benchmarks.processes import (
+    HERE,
+    Broker,
+    Client,
+    Setup,
+    cpu_seconds,
+    environment,
+    free_ports,
+    spawn,
+)
 from benchmarks.scenarios import CONSTANT_DELAY, RANDOM_DELAY, Figures, Scenario, echo_server, load, use
 
 _PUT_MS = "30,150"
-_SCRIPT = HERE / "benchmarks/slow_store_broker.py"
+_STORE_SECONDS_MAX = 20.0
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "benchmarks", "AWS_SECRET_ACCESS_KEY": "not-a-secret-of-anybody"}
 _OWNER_SECONDS_MAX = 60.0
 _BASE_SECONDS_MAX = 180.0
 """A node looks for bases once a minute, and makes one where there is none."""
@@ -35,13 +48,9 @@ _BASE_SECONDS_MAX = 180.0
 class Node(Broker):
     """One node of a cluster; it is ready once it owns the shard, or follows it."""
 
-    def __init__(self, setup: Setup, name: str, store: Path, *, put_ms: str = _PUT_MS) -> None:
-        self.env = {"POSTDATE_CLUSTER_STORE": f"file://{store}", "POSTDATE_NODE": name}
-        script = None
-        if put_ms:
-            script = _SCRIPT
-            self.env["BENCHMARK_PUT_MS"] = put_ms
-        super().__init__(setup, f"node-{name}", script=script, env=self.env)
+    def __init__(self, setup: Setup, name: str, store_url: str) -> None:
+        self.env = {**_CREDENTIALS, "POSTDATE_CLUSTER_STORE": store_url, "POSTDATE_NODE": name}
+        super().__init__(setup, f"node-{name}", env=self.env)
         self.name = name
 
     def join(self, *nodes: Node) -> None:
@@ -71,6 +80,29 @@ class Node(Broker):
 
 
 @contextmanager
+def _store(setup: Setup, folder: Path, put_ms: str) -> Iterator[str]:
+    """The URL of a store that runs."""
+    port = free_ports(1)[0]
+    process = spawn(
+        setup.client_core,
+        [sys.executable, "-m", "benchmarks.slow_store", str(folder), str(port), put_ms],
+        env=environment(setup.source), cwd=HERE,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + _STORE_SECONDS_MAX
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchmarkFailed("the store does not answer")
+            time.sleep(0.02)
+        yield f"s3://{slow_store.BUCKET}/?endpoint=http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS, fresh: str = "") -> Iterator[list[Node]]:
     """Nodes that run, the first of which owns the shard, and last one that is not started yet, if it has a name."""
     folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=setup.folder))
@@ -81,22 +113,23 @@ def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS, fresh: str = "") 
     subprocess.run(
         command, env=environment(setup.source), cwd=setup.source, check=True, capture_output=True, timeout=120
     )
-    nodes = [Node(setup, name, store, put_ms=put_ms) for name in (*names, *([fresh] if fresh else []))]
-    try:
-        for node in nodes:
-            node.join(*nodes)
-        nodes[0].start()
-        nodes[0].wait_owner()
-        for node in nodes[1 : len(names)]:
-            node.start()
-            node.wait_ready()
-        yield nodes
-        for node in nodes:
-            node.check_alive()
-    finally:
-        for node in nodes:
-            node.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+    with _store(setup, store, put_ms) as url:
+        nodes = [Node(setup, name, url) for name in (*names, *([fresh] if fresh else []))]
+        try:
+            for node in nodes:
+                node.join(*nodes)
+            nodes[0].start()
+            nodes[0].wait_owner()
+            for node in nodes[1 : len(names)]:
+                node.start()
+                node.wait_ready()
+            yield nodes
+            for node in nodes:
+                node.check_alive()
+        finally:
+            for node in nodes:
+                node.kill()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rate(setup: Setup, broker: Broker) -> Figures:
