@@ -44,6 +44,11 @@ _CONTROL_BYTES_MAX = 64
 """No frame that names no messages takes more."""
 
 
+_PART_OF_ANSWERS = 8
+"""Of the answers that wait, one in so many goes before a batch. A group of the journal that took long settles dozens of
+acknowledgements at once, and what is due then is not to wait until all of them are confirmed."""
+
+
 class _FrameAnswer(NamedTuple):
     """The answer to a frame."""
 
@@ -270,10 +275,7 @@ class Session:
         consumer = self._consumer
         while True:
             consumer.wakeup.clear()
-            while self._answers:
-                await self._write(*self._answers.popleft())
-            while self._owner_answers and self._owns():
-                await self._write(*self._owner_answers.popleft())
+            await self._write_answers()
             if self._failure is not None:
                 raise self._failure
             if consumer.closed_because is not None:
@@ -292,6 +294,25 @@ class Session:
             if finished and not (self._in_flight or self._answers or self._owner_answers):
                 return
             await self._wait_work()
+
+    async def _write_answers(self) -> None:
+        """Write the answers that wait; only some of them while a batch does too, unless the stream is to end."""
+        left = 1 + (len(self._answers) + len(self._owner_answers)) // _PART_OF_ANSWERS
+        while left > 0 or not self._sends_batch():
+            if self._answers:
+                answer = self._answers.popleft()
+            elif self._owner_answers and self._owns():
+                answer = self._owner_answers.popleft()
+            else:
+                return
+            await self._write(*answer)
+            left -= 1
+
+    def _sends_batch(self) -> bool:
+        """Return whether a batch is what comes next; false if something else comes first that ends the stream."""
+        consumer = self._consumer
+        is_ending = self._failure is not None or consumer.closed_because is not None or consumer.ended
+        return consumer.has_unsent and not is_ending and self._owns()
 
     async def _write(self, answer: bytes, place: FrameRoom | None) -> None:
         await self._context.write(answer)
