@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.depth import DEPTH, load_profile
-from tests.lanes import TwoEnds, sort_items
+from tests.lanes import TwoEnds, UnreadFile, make_module, run_item, sort_items, tell
 
 load_profile()
 
@@ -39,6 +39,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoEnds | None:
     """Share files among the test processes by `tests/lanes.py`."""
     return TwoEnds(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a test process how files are shared."""
+    tell(node)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> UnreadFile | None:
+    """Leave files unread that the test processes of a run have yet to share."""
+    return make_module(module_path, parent)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Read a file when its turn comes, and run its tests."""
+    return run_item(item, nextitem)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,13 +24,12 @@ fi
 if [ "$#" -gt 0 ]; then
     exec "${pytest[@]}" "$@"
 fi
+# Half of the test processes begin at tests that wait for most of their time (tests/lanes.py). How many tests there are
+# in all no process knows: each file is read by the one that runs it.
+shared=(--dist loadfile --no-loadscope-reorder -o console_output_style=classic)
 case $depth in
-    fast) exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal tests/unit tests/model ;;
+    fast) exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" "${shared[@]}" tests/unit tests/model ;;
     # Much of it is a compiler that works or a worker that waits.
     packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
-    # Half of the test processes begin at tests that wait for most of their time (tests/lanes.py).
-    *)
-        exec "${pytest[@]}" -n "${TEST_PROCESSES:-$((2 * $(nproc)))}" --dist loadfile --no-loadscope-reorder \
-            -m "not packaging" tests
-        ;;
+    *) exec "${pytest[@]}" -n "${TEST_PROCESSES:-$((2 * $(nproc)))}" "${shared[@]}" -m "not packaging" tests ;;
 esac
