@@ -20,7 +20,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.control import pause
 from broker.topics.schedule_values import Cancel, Move
-from tests.crash.test_background_tasks import World
+from tests.crash.test_background_tasks import World, first_life
 from tests.harness import Node, Outgoing, small_config
 from tests.moving import shown
 
@@ -117,7 +117,7 @@ class Seen:
 
 async def _the_rest(world: World, seen: Seen) -> None:
     """Do what a broker at work does rarely."""
-    node, clock = world.node, world.clock
+    node, clock = world.node, world.node.clock
     counters, office = node.broker.counters, node.broker.dead_letters
     server = object.__new__(Server)
     server.broker = node.broker
@@ -154,7 +154,6 @@ def test_every_metric_moves_here_or_in_a_test_that_names_it(monkeypatch: pytest.
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         world = World(clock, monkeypatch)
-        await world.prepare()
         world.node.open()
         seen.scrape(world)
         working = asyncio.ensure_future(world.work())
@@ -165,7 +164,8 @@ def test_every_metric_moves_here_or_in_a_test_that_names_it(monkeypatch: pytest.
         await _the_rest(world, seen)
         world.node.abandon()
 
-    run_sim(scenario, 1)
+    _, start_ms = first_life()
+    run_sim(scenario, 1, start_ms=start_ms)
     still = seen.families - seen.moved
     assert still == NAMED.keys() | OF_A_START, (
         "a metric that does not move here needs a row, and one that does needs none"
