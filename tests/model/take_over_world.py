@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 from broker.cluster import take_over
@@ -125,6 +126,7 @@ class Bounds(NamedTuple):
     heartbeats: bool = False
 
 
+@cache
 def _holds_from_begin(begin: int, answered: int, now: int) -> bool:
     return lease_holds(_moment(begin), _moment(now), LEASE_MS)
 
@@ -412,8 +414,8 @@ def explore(start: State, bounds: Bounds, rules: Rules | None = None) -> Explore
         try:
             world.check(state)
             for event, after in world.successors(state):
-                if after not in came_from:
-                    came_from[after] = (state, event)
+                step = (state, event)
+                if came_from.setdefault(after, step) is step:  # to hash a world costs as much as to make it
                     waiting.append(after)
         except Violation as violation:
             return Explored(len(came_from), str(violation), _way(came_from, state))
