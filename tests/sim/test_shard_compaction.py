@@ -23,7 +23,8 @@ from broker.topics import generations
 from broker.topics.generations import Refusal
 from broker.topics.schedule_values import Cancel, Move
 from tests.crash.history import Model, observe
-from tests.depth import at_depth, sampled
+from tests.crash.points import moments_of
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, Node, Outgoing
 from tests.sim.shard_brokers import ShardBroker, make_bucket
 from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, ledger_ids, payload, work
@@ -219,7 +220,7 @@ def test_a_crash_anywhere_in_a_rewrite_leaves_the_old_files_or_the_new_ones(poli
         disks.append((disk, first, disk.op_count))
         shard.taking.cancel()
         shard.standby.kill()
-        for at in sampled(range(first, disk.op_count), at_depth(change=6, deep=1)):
+        for at in moments_of(policy, range(first, disk.op_count), at_depth(change=12, deep=1)):
             crashed = disk.crashed(at, policy, random.Random(at))
             again = ShardBroker(shard.bucket, loop, "b", crashed, SETTINGS)
             taking = await again.follow(rank=1)
@@ -410,7 +411,7 @@ async def _walk(seed: int, loop: SimLoop, clock: SimClock) -> None:
                 batch = [
                     Outgoing(
                         b"%d" % (number + n),
-                        deliver_after_ms=rng.choice((0, 0, 0, 2_000, 3_000_000)),
+                        deliver_after_ms=rng.choice((0, 0, 0, 2_000, 1_500_000)),
                         schedule_key=f"key-{number + n}" if rng.random() < 0.3 else "",
                     )
                     for n in range(10)
@@ -429,7 +430,7 @@ async def _walk(seed: int, loop: SimLoop, clock: SimClock) -> None:
                 outputs = await work(node, lease)
                 if rng.random() < 0.5 and waiting:  # what a commit has to look at again
                     moved = rng.choice(sorted(waiting))
-                    change = Move(deliver_after_ms=4_000_000)
+                    change = Move(deliver_after_ms=2_000_000)
                     await node.topic(TOPIC).schedule.change([waiting[moved]], change, dry_run=False)
                 await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
             case "cancel" if waiting:
@@ -437,7 +438,7 @@ async def _walk(seed: int, loop: SimLoop, clock: SimClock) -> None:
                 await settle(node, [waiting.pop(gone)])
             case "move" if waiting:
                 moved = rng.choice(sorted(waiting))
-                change = Move(deliver_after_ms=rng.choice((3_500_000, 5_000_000)))
+                change = Move(deliver_after_ms=rng.choice((1_750_000, 2_200_000)))
                 await node.topic(TOPIC).schedule.change([waiting[moved]], change, dry_run=False)
             case "crash":
                 shard.standby.store.is_cut = False
@@ -467,7 +468,7 @@ async def _finish(shard: Shard, node: Node, waiting: dict[bytes, Position], deli
     after = await shard.take_over()
     inbox = await after.subscribe(TOPIC, "billing")
     came: set[bytes] = set()
-    for _ in range(100):
+    for _ in range(40):
         await asyncio.sleep(60)
         came |= {message.payload for message in inbox.poll()}
     assert came >= set(waiting), "what waited is lost"
