@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,32 @@ def memory_10m(setup: Setup) -> Figures:
     return added_memory(setup, "memory-10m", setup.sized(10_000_000), MONTH_DELAY)
 
 
+def disk_1m(setup: Setup) -> Figures:
+    """Blocks of the data directory a pending message, after the load and once the broker is at rest."""
+    setup = replace(setup, broker_flags=(*setup.broker_flags, "--checkpoint-interval-ms=4000"))
+    count = setup.sized(1_000_000)
+    with Broker(setup, "disk-1m") as broker:
+        load(setup, broker, count, MONTH_DELAY)
+        broker.wait_quiet()
+        loaded = sum(_blocks_bytes(broker).values())
+        time.sleep(12)  # a checkpoint, and an interval in which nothing comes
+        broker.check_alive()
+        parts = _blocks_bytes(broker)
+    figures = {f"{name}_bytes": taken / count for name, taken in parts.items()}
+    return {"bytes": sum(figures.values()), "loaded_bytes": loaded / count, **figures}
+
+
+def _blocks_bytes(broker: Broker) -> dict[str, int]:
+    """Bytes of the blocks that a broker's files take, by the kind of the file."""
+    taken: dict[str, int] = defaultdict(int)
+    for path in broker.data_folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                kind = "journal" if path.suffix == ".seg" else path.suffix.removeprefix(".") or "other"
+                taken[kind] += path.stat().st_blocks * 512
+    return taken
+
+
 SCENARIOS: dict[str, Scenario] = {
     "restart-burst": restart_burst,
     "restart-checkpoint": restart_checkpoint,
@@ -82,6 +109,7 @@ SCENARIOS: dict[str, Scenario] = {
     "herd-1m-cold": herd_1m_cold,
     "loop-lag": loop_lag,
     "memory-10m": memory_10m,
+    "disk-1m": disk_1m,
 }
 
 

@@ -199,6 +199,16 @@ ROWS = (
         "less",
     ),
     Row(
+        "disk-1m",
+        "disk-1m",
+        "bytes",
+        "B",
+        "disk a pending message of 100 B, 1,000,000 random over 30 days, broker at rest, journal included",
+        200.0,
+        "less",
+    ),
+    Row("disk-1m-loaded", "disk-1m", "loaded_bytes", "B", "the same, just after the load", None, "less"),
+    Row(
         "restart-burst",
         "restart-burst",
         "first_s",

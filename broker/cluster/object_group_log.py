@@ -240,6 +240,9 @@ class ObjectGroupLog:
             REMOVED_TOGETHER,
         )
 
+    async def shrink(self, below: int) -> None:
+        await self.trim(below)
+
     async def close(self) -> None:
         """End writing once the outcome of the append in flight is known, or it was repeated for as long as a lease."""
         if self._appending is not None and not self._appending.done():

@@ -71,6 +71,9 @@ class FollowedLog:
     async def trim(self, below: int) -> None:
         """Nothing goes."""
 
+    async def shrink(self, below: int) -> None:
+        """Nothing goes."""
+
     async def close(self) -> None:
         """The log stays open, for the take-over."""
 

@@ -250,6 +250,7 @@ class Broker:
             journal=self._journal,
             registry=self.registry,
             open_files=self._open_files,
+            checkpoint_lsn=manifests.root.checkpoint_lsn,
             checkpoint_bytes=config.tuning.checkpoint_bytes,
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,

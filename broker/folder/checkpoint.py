@@ -30,7 +30,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.patience import Patience
-from broker.runtime.vfs import Vfs, replace_file
+from broker.runtime.vfs import Vfs, WriteFailed, replace_file
 from broker.storage.group_log import ShardLog
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
@@ -71,6 +71,7 @@ class Checkpointer:
         journal: Journal,
         registry: Registry,
         open_files: OpenFiles,
+        checkpoint_lsn: int,
         checkpoint_bytes: int,
         interval_ms: int,
         counters: BrokerCounters,
@@ -90,7 +91,7 @@ class Checkpointer:
         self._interval_ms = interval_ms
         self._changed: set[int] = set()
         self._bytes_before = journal.appended_bytes
-        self._written_lsn = 0  # what the root says since this life's last checkpoint
+        self._written_lsn = checkpoint_lsn  # what the root says
         self._may_be_due = asyncio.Event()
         self._lock = asyncio.Lock()
         self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
@@ -107,7 +108,7 @@ class Checkpointer:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether anything was applied since this life's last checkpoint."""
+        """Return whether anything was applied since the last checkpoint."""
         return self._journal.durable_lsn > self._written_lsn
 
     async def run(self) -> None:
@@ -125,6 +126,19 @@ class Checkpointer:
             if self._is_due(elapsed_ms):
                 await self.checkpoint()
                 return
+        await self._shrink_journal()
+
+    async def _shrink_journal(self) -> None:
+        """After an interval in which nothing was appended: give back the room of what is not needed any more."""
+        async with self._lock:
+            if self.is_behind:
+                return
+            try:
+                await self._journal.shrink(self._written_lsn + 1)
+            except WriteFailed:
+                raise
+            except OSError as error:  # the next interval tries again
+                log.warning("The journal at rest could not be shrunk", error=error)
 
     async def _wait_may_be_due(self, wait_ms: int) -> None:
         """Wait until something has changed enough for a checkpoint, or so long."""

@@ -65,6 +65,12 @@ class GroupLog(Protocol):
     async def trim(self, below: int) -> None:
         """Give up groups whose records all lie below an index: they may go, and need not. One at a time."""
 
+    async def shrink(self, below: int) -> None:
+        """As `trim`, where nothing was appended for a while: room that is kept for what comes goes as well.
+
+        Does nothing if something was appended from `below` on. One trim or shrink at a time.
+        """
+
     async def close(self) -> None:
         """End writing, once the append in flight has ended."""
 

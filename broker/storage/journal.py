@@ -148,6 +148,10 @@ class Journal:
         """Give up records below an lsn. One at a time, and only when manifests that do without them are durable."""
         await self._log.trim(below)
 
+    async def shrink(self, below: int) -> None:
+        """As `trim`, of a journal that nothing was appended to for a while: it takes little room until it goes on."""
+        await self._log.shrink(below)
+
     def submit(self, record_type: int, parts: Sequence[Part], apply: Callable[[int], T]) -> asyncio.Future[T]:
         """Queue one record; its future completes once the record is durable and applied.
 

@@ -16,6 +16,11 @@ file is still taken for a cut roll, if it is the last and holds no group (`segme
 Dropping renames or removes whole segments below an lsn that no manifest needs any more. A crash can bring
 back any of those names, with holes between them. So opening starts at the last segment that begins at or
 before the lsn that is needed, and never looks at what lies below.
+
+Shrinking, while nobody appends: the spares are removed, a large active segment in which nothing is needed is followed
+by a new one in the steps of a roll, and dropped then. So at rest the folder holds one small segment, and the groups
+that come go where those of a new journal do. Once that roll has begun no group goes into the segment before, as the
+name of the new one may be there: a roll that failed is begun again by the next append, one in doubt ends writing.
 """
 
 from __future__ import annotations
@@ -58,6 +63,9 @@ _GROWTH_BYTES = 256 * KIB
 
 This takes no blocks, so the sync of a group that begins a new block waits for the file system's own journal as before;
 what gains are groups that fit into a block that is there, as those of single messages do."""
+
+_SHRINK_SHARE = 64
+"""Share of a full segment that makes an active one worth a roll when nobody appends."""
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
@@ -161,6 +169,16 @@ class SegmentFolder:
                 with self._lock:
                     self._segments[:0] = dropped
 
+    def drop_spares(self) -> None:
+        """Remove the spares. A crash can bring them back, as spares."""
+        while self.counts()[1]:
+            path, _ = self.take_spare()
+            try:
+                self._vfs.remove(path)
+            except OSError:
+                self.keep_spare(path)
+                raise
+
     def counts(self) -> tuple[int, int]:
         """The number of segments and of spares."""
         with self._lock:
@@ -219,8 +237,9 @@ class SegmentFolder:
 class LocalGroupLog:
     """A log of groups in the files of a folder.
 
-    `_store` runs in the thread for appends. It owns the active segment and its end; `_writing` keeps the next call out
-    while a cancelled one may still run. Reads and trims have another thread: an append never waits for them.
+    `_store` and `_begin_anew` run in the thread for appends. They own the active segment and its end; `_writing` keeps
+    the next call out while a cancelled one may still run. Reads and removals have another thread: an append never
+    waits for them.
     """
 
     def __init__(
@@ -247,6 +266,8 @@ class LocalGroupLog:
         self._end = 0  # of its durable groups
         self._file_bytes = 0  # length of the active segment's file, or less; no group needs it
         self._is_lengthened = True  # False once that failed, until the next segment
+        self._is_left = False  # the active segment, for a next one: it gets no group any more
+        self._in_doubt: WriteFailed | None = None  # of a roll that no append waited for
         self._next_index = 1
         self._tails: set[Callable[[], object]] = set()  # each wakes one
 
@@ -284,7 +305,7 @@ class LocalGroupLog:
 
     @property
     def stored_bytes(self) -> int:
-        return sum(self.segments.counts()) * self._segment_bytes
+        return (sum(self.segments.counts()) - 1) * self._segment_bytes + self._end
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
         return begin_step(self._executor, self._store, index, records)
@@ -313,6 +334,11 @@ class LocalGroupLog:
             self._upkeep_executor, lambda: self.segments.drop_below(below, self._spare_segments_max)
         )
 
+    async def shrink(self, below: int) -> None:
+        await run_step(self._upkeep_executor, self.segments.drop_spares)
+        await begin_step(self._executor, self._begin_anew, below)
+        await run_step(self._upkeep_executor, lambda: self.segments.drop_below(below, 0))
+
     async def close(self) -> None:
         await begin_step(self._executor, self._close)
 
@@ -324,7 +350,9 @@ class LocalGroupLog:
                     f"The journal goes on with lsn {self._next_index}, not with {index}",
                     reason="JOURNAL_FENCED",
                 )
-            if self._end >= self._segment_bytes and index > self._first_lsn:
+            if self._in_doubt is not None:
+                raise self._in_doubt
+            if (self._is_left or self._end >= self._segment_bytes) and index > self._first_lsn:
                 self._roll(index)
             assert self._file is not None
             parts, length = encode_group(self._first_lsn, self._end, records)
@@ -354,6 +382,23 @@ class LocalGroupLog:
             log.warning("A journal file could not be preallocated", error=error)
         else:
             self._file_bytes = length
+
+    def _begin_anew(self, below: int) -> None:
+        """Leave a large segment that ends before `below` for a new one."""
+        with self._writing:
+            taken_bytes = max(self._end, self._file_bytes - _GROWTH_BYTES)
+            if self._file is None or not self._first_lsn < below == self._next_index:
+                return
+            if taken_bytes < self._segment_bytes // _SHRINK_SHARE and not self._is_left:
+                return
+            if self._vfs.free_bytes(self.segments.path) < _GROWTH_BYTES:
+                return  # a header that finds no room would end writing
+            self._is_left = True
+            try:
+                self._roll(below)
+            except WriteFailed as error:  # an append may be next in the thread, before anybody was told
+                self._in_doubt = error
+                raise
 
     def _close(self) -> None:
         with self._writing:
@@ -390,5 +435,5 @@ class LocalGroupLog:
         if self._file is not None:
             self._file.close()
         self._file, self._first_lsn, self._end = file, first_lsn, HEADER_BYTES
-        self._file_bytes, self._is_lengthened = file_bytes, True
+        self._file_bytes, self._is_lengthened, self._is_left = file_bytes, True, False
         self.segments.add(first_lsn)

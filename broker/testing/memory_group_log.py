@@ -98,6 +98,9 @@ class MemoryGroupLog:
         for first in [first for first in self.groups if first < kept]:
             del self.groups[first]
 
+    async def shrink(self, below: int) -> None:
+        await self.trim(below)
+
     async def close(self) -> None:
         self.closed = True
 

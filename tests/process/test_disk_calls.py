@@ -20,6 +20,7 @@ import grpc
 import pytest
 
 from broker.server import SPARE_DESCRIPTORS
+from broker.storage.segment import HEADER_BYTES
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
 from tests import tuned_broker
 from tests.process.conftest import LIMIT_SECONDS, ROOT, BrokerProcess
@@ -27,7 +28,7 @@ from tests.process.load import EARLIEST, TOPIC
 from tests.process.test_crash import verify
 from tests.programs import need_program
 
-CALLS = "openat,pwritev,pwritev2,pwrite64,fdatasync,fsync,rename,sendmsg,mkdir"
+CALLS = "openat,pwritev,pwritev2,pwrite64,fdatasync,fsync,rename,unlink,sendmsg,mkdir"
 COUNT = 30
 BODY = b"x" * 8000
 """With 30 messages the journal rolls three times, and the ledger too."""
@@ -43,6 +44,7 @@ SETTINGS = {
     "payload_bytes_max": "16KiB",
     "batch_messages_max": "20",
 }
+SEGMENT = re.compile(r"/journal/[0-9a-f]{16}\.seg$")
 _LINE = re.compile(r"^(\d+) +(?:<\.\.\. (\w+) resumed>|(\w+)\()(.*)$")
 
 Traced = Callable[..., Awaitable[BrokerProcess]]
@@ -104,7 +106,7 @@ async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
     processes: list[BrokerProcess] = []
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
 
-    async def start_one(*options: str) -> BrokerProcess:
+    async def start_one(*options: str, **settings: str) -> BrokerProcess:
         tracer: tuple[str, ...] = ()
         if options:
             tracer = (
@@ -120,7 +122,7 @@ async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
                 str(trace),
                 *options,
             )
-        flags, tuning = tuned_broker.split({**SETTINGS, "data_dir": str(tmp_path / "data")})
+        flags, tuning = tuned_broker.split({**SETTINGS, **settings, "data_dir": str(tmp_path / "data")})
         process = await asyncio.create_subprocess_exec(
             *tracer,
             sys.executable,
@@ -212,6 +214,31 @@ async def test_write_then_sync_then_answer_and_sync_then_rename_then_sync_of_the
     assert_ledgers_synced(calls, data)
     assert_private(calls, data)
     await assert_kept(start, answered, tmp_path)
+
+
+async def test_at_rest_a_segment_goes_after_the_next_one_is_there_for_good(
+    start: Traced, trace: Path, tmp_path: Path
+):
+    broker = await start("-e", f"trace={CALLS}", checkpoint_interval_ms="300ms")
+    answered, refused = await produce_all(broker)
+    assert len(answered) == COUNT and not refused
+    journal = tmp_path / "data/journal"
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while [path.stat().st_size for path in journal.iterdir()] != [HEADER_BYTES]:
+            await asyncio.sleep(0.05)
+    await produce(broker, COUNT)
+    broker.process.kill()
+    await broker.wait(LIMIT_SECONDS)
+    calls = read_trace(trace)
+    assert_replaced_in_order(calls, str(tmp_path / "data"))
+    gone = [call for call in calls if call.name == "unlink" and SEGMENT.search(call.file)]
+    assert gone
+    for call in gone:
+        renames = [each for each in calls if each.name == "rename" and each.began < call.began]
+        begun = [each for each in renames if SEGMENT.search(each.arguments.split('"')[3])][-1]
+        assert first(calls, begun.ended, "fsync", str(journal)).ended < call.began
+    assert_answered_after_its_sync(calls, f"{journal}/", b"payload-%04d-" % COUNT)
+    await assert_kept(start, {*answered, COUNT}, tmp_path)
 
 
 def assert_answered_after_its_sync(calls: list[Call], journal: str, marker: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from typing import Any
@@ -13,6 +14,8 @@ from broker.errors import StorageFailed
 from broker.folder.checkpoint import TOPICS_AT_ONCE, Checkpointer, is_due
 from broker.storage.manifest import decode_broker
 from broker.storage.named_files import read_named
+from broker.storage.segment import HEADER_BYTES
+from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -63,6 +66,107 @@ def test_a_checkpoint_is_written_when_the_interval_is_over_and_none_while_nothin
         assert counters.checkpoints == before + 1
 
     on_node(scenario, checkpoint_interval_ms=10_000)
+
+
+INTERVAL = {"checkpoint_interval_ms": 10_000}
+
+
+def journal_of(node: Node) -> list[str]:
+    return node.vfs.list_dir(f"{DATA_DIR}/journal")
+
+
+async def fill_journal(node: Node) -> None:
+    """Enough for several segments, and a checkpoint of all of it."""
+    for _ in range(6):
+        await node.produce("orders", [Outgoing(bytes(3_000))])
+    await node.checkpoint()
+
+
+def test_a_journal_of_which_nothing_is_needed_shrinks_after_an_interval_without_a_record() -> None:
+    async def scenario(node: Node) -> None:
+        await fill_journal(node)
+        await asyncio.sleep(9.9)
+        await node.produce("orders", [Outgoing(b"a")])
+        await asyncio.sleep(9.9)
+        assert len(journal_of(node)) == 2, "a segment and a spare"
+        await asyncio.sleep(10.2)
+        (segment,) = journal_of(node)
+        last = node.broker.journal.durable_lsn
+        assert segment == f"{last + 1:016x}.seg"
+        assert len(node.vfs.snapshot()[f"data/journal/{segment}"]) == HEADER_BYTES
+        done = len(node.vfs.ops)
+        await asyncio.sleep(60)
+        assert len(node.vfs.ops) == done, "a broker at rest does nothing"
+        await node.produce("orders", [Outgoing(b"b")])
+        assert journal_of(node) == [segment]
+        after = node.crash(CrashPolicy.LOSE_UNSYNCED).open(start=False)
+        assert after.broker.journal.durable_lsn == last + 1
+
+    on_node(scenario, **INTERVAL)
+
+
+def test_a_journal_shrinks_after_a_start_too() -> None:
+    async def scenario(node: Node) -> None:
+        await fill_journal(node)
+        await node.stop()
+        assert len(journal_of(node)) == 2
+        node = Node(node.vfs, node.clock, node.config).open()
+        await asyncio.sleep(10.1)
+        assert journal_of(node) == [f"{node.broker.journal.next_lsn:016x}.seg"]
+        await node.stop()
+
+    on_node(scenario, **INTERVAL)
+
+
+def test_a_journal_that_cannot_be_shrunk_is_tried_again_and_holds_nobody_up() -> None:
+    async def scenario(node: Node) -> None:
+        await fill_journal(node)
+        fault = node.vfs.faults.add(Fault("create", "*/spare*", error=errno.EMFILE))
+        await asyncio.sleep(10.1)
+        assert fault.hit_count == 1 and len(journal_of(node)) == 1 and node.failures == []
+        await node.produce("orders", [Outgoing(b"a")])
+        await asyncio.sleep(20.2)
+        assert journal_of(node) == [f"{node.broker.journal.next_lsn:016x}.seg"]
+
+    on_node(scenario, **INTERVAL)
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_a_shrink_in_doubt_ends_writing(kind: str) -> None:
+    async def scenario(node: Node) -> None:
+        await fill_journal(node)
+        node.vfs.faults.add(Fault(kind, "*/spare*"))
+        await asyncio.sleep(10.1)
+        assert node.broker.journal.failed is not None and len(node.failures) == 1
+        with pytest.raises(StorageFailed):
+            await node.produce("orders", [Outgoing(b"a")])
+
+    on_node(scenario, **INTERVAL)
+
+
+@pytest.mark.parametrize("policy", CrashPolicy)
+def test_a_crash_at_any_step_of_a_rest_keeps_what_was_answered(policy: CrashPolicy) -> None:
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", "all")
+        await fill_journal(node)
+        first, count = node.vfs.op_count, 6
+        await asyncio.sleep(10.1)
+        steps = {op.kind for op in node.vfs.ops[first:]}
+        assert steps >= {"remove", "create", "rename", "sync_dir"}
+        answered = [(first, count)]
+        for _ in range(3):
+            await node.produce("orders", [Outgoing(b"a")])
+            count += 1
+            answered.append((node.vfs.op_count, count))
+        for at in range(first, node.vfs.op_count + 1):
+            after = node.crash(policy, random.Random(at), at=at).open(start=False)
+            kept = sum(ledger.entry_count for ledger in after.topic("orders").log)
+            owed = max(count for when, count in answered if when <= at)
+            assert owed <= kept <= count, at
+            again = after.crash(policy, random.Random(at)).open(start=False)
+            assert sum(ledger.entry_count for ledger in again.topic("orders").log) == kept, at
+
+    on_node(scenario, **INTERVAL)
 
 
 def test_a_new_topic_costs_two_syncs_and_one_that_did_not_change_none() -> None:

@@ -248,6 +248,19 @@ async def test_trimming_keeps_what_is_needed_and_the_next_index(store: Store) ->
     assert lsns(log, end) == [end]
 
 
+async def test_shrinking_keeps_what_is_needed_and_the_next_index(store: Store) -> None:
+    log, first = await store.open(), store.first
+    for _ in range(10):
+        await append_group(log, 3)
+    end = first + 30
+    await log.shrink(end - 1)
+    assert lsns(log, end - 1) == [end - 1]
+    await log.shrink(end)
+    assert log.next_index == end and list(log.read(end)) == []
+    await append_group(log, 1)
+    assert lsns(log, end) == [end]
+
+
 async def test_a_cancelled_append_is_stored_or_not_and_does_no_harm(store: Store) -> None:
     log, first = await store.open(), store.first
     await append(log, 1)

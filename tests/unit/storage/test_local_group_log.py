@@ -28,6 +28,7 @@ from tests.unit.storage.group_log_driver import (
     opened,
     replace,
     segments,
+    turns,
 )
 
 # Failing
@@ -169,6 +170,9 @@ async def test_every_crash_keeps_what_was_answered_and_opens() -> None:
             if rng.random() < 0.3:
                 needed_from.append((vfs.op_count, log.next_index - 2))
                 await log.trim(needed_from[-1][1])
+            if rng.random() < 0.2:
+                needed_from.append((vfs.op_count, log.next_index))
+                await log.shrink(log.next_index)
     assert any("spare" in op.path for op in vfs.ops if op.kind == "rename")
     checked = 0
     for state in vfs.crash_states(first=start, seeds=range(5)):
@@ -198,6 +202,164 @@ def check_recovery(vfs: MemVfs, needed: tuple[int, int], *, deep: bool) -> None:
     assert lost.snapshot() == vfs.snapshot()
 
 
+# Shrinking
+
+
+def roll_steps(vfs: MemVfs, first: int) -> list[tuple[str, str]]:
+    return [(op.kind, op.path.rpartition("/")[2][:5]) for op in vfs.ops[first:]]
+
+
+async def test_at_rest_one_small_segment_is_left_and_the_log_goes_on_in_it() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=200, spare_segments_max=2)) as log:
+        await append(log, 40)
+        await log.trim(40)
+        assert len(names(vfs)) == 3 and log.stored_bytes > 400
+        await log.shrink(41)
+        assert names(vfs) == [f"{41:016x}.seg"]
+        assert vfs.snapshot()[f"{FOLDER}/{41:016x}.seg"] == encode_header(41)
+        assert log.stored_bytes == len(encode_header(41))
+        first = vfs.op_count
+        await log.shrink(41)
+        assert vfs.op_count == first, "it was small"
+        await append(log, 5)
+        assert lsns(log, 41) == [41, 42, 43, 44, 45]
+    assert lsns(open_log(vfs, (41, 45)), 41) == [41, 42, 43, 44, 45]
+
+
+async def test_what_is_dropped_at_rest_goes_after_the_next_segment_is_there_for_good() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1, spare_segments_max=2)) as log:
+        await append(log, 3)
+        await log.trim(3)
+        first = vfs.op_count
+        await log.shrink(4)
+    assert roll_steps(vfs, first) == [
+        ("remove", "spare"),
+        ("remove", "spare"),
+        ("create", "spare"),
+        ("write", "spare"),
+        ("sync", "spare"),
+        ("rename", "spare"),
+        ("sync_dir", "journ"),
+        ("remove", "00000"),
+    ]
+
+
+async def test_a_recycled_file_with_little_in_it_goes_too() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1 << 20, spare_segments_max=1)) as log:
+        replace(vfs, f"{FOLDER}/spare-001.seg", bytes(1 << 20))
+    async with opened(open_log(vfs, segment_bytes=1 << 20, spare_segments_max=1)) as log:
+        await log.append(1, [(2, [bytes(1 << 20)], 1 << 20)])
+        await append(log, 1)
+        assert segments(vfs) == [f"{1:016x}.seg", f"{2:016x}.seg"] and log.segments.counts()[1] == 0
+        await log.shrink(3)
+        assert names(vfs) == [f"{3:016x}.seg"]
+
+
+async def test_what_was_appended_meanwhile_stays_where_it_is() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 3)
+        below = log.next_index
+        await append(log, 1)
+        await log.shrink(below)
+        assert segments(vfs) == [f"{4:016x}.seg"] and lsns(log, 4) == [4]
+
+
+async def test_a_little_segment_is_not_worth_another() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1 << 20)) as log:
+        await append(log, 3)
+        first = vfs.op_count
+        await log.shrink(4)
+        assert vfs.op_count == first
+
+
+async def test_a_full_disk_is_left_alone_at_rest() -> None:
+    """A header that cannot be written would end writing, of a broker that has nothing to write."""
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 3)
+        await log.trim(4)
+        vfs.capacity_bytes = 1 << 10
+        await log.shrink(4)
+        assert names(vfs) == [f"{3:016x}.seg"], "the spares are gone"
+        vfs.capacity_bytes = None
+        await append(log, 1)
+    assert lsns(open_log(vfs, (3, 4)), 3) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "glob"),
+    [("create", "*/spare*"), ("rename", "*/spare*"), ("open_dir", "*/journal")],
+)
+async def test_a_shrink_that_failed_is_done_by_the_next_append(kind: str, glob: str) -> None:
+    """A name of the next segment may be there: a group in the segment before it would be lost after a crash."""
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1 << 10)) as log:
+        await append(log, 3)
+        fault = vfs.faults.add(Fault(kind, glob, error=errno.EMFILE))
+        with pytest.raises(OSError, match="Errno") as caught:
+            await log.shrink(4)
+        assert fault.hit_count == 1 and not isinstance(caught.value, WriteFailed)
+        await append(log, 2)
+        assert log.segments.last() == 4
+    for policy in CrashPolicy:
+        lost = vfs.crashed(vfs.op_count, policy, random.Random(1))
+        assert lsns(open_log(lost, (4, 5)), 4) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "glob"), [("write", "*/spare*"), ("sync", "*/spare*"), ("sync_dir", "*/journal")]
+)
+async def test_after_a_shrink_in_doubt_nothing_is_appended(kind: str, glob: str) -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1 << 10)) as log:
+        await append(log, 3)
+        vfs.faults.add(Fault(kind, glob))
+        shrinking = asyncio.ensure_future(log.shrink(4))
+        await turns()
+        for _ in range(2):
+            with pytest.raises(WriteFailed):
+                await append(log, 1)
+        with pytest.raises(WriteFailed):
+            await shrinking
+    for state in vfs.crash_states(first=vfs.op_count, last=vfs.op_count):
+        assert lsns(open_log(state.vfs, (1, 3)))[:3] == [1, 2, 3]
+
+
+async def test_spares_that_cannot_be_removed_stay_known() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 4)
+        await log.trim(5)
+        vfs.faults.add(Fault("remove", "*/spare*", error=errno.EIO))
+        with pytest.raises(OSError, match="Input/output"):
+            await log.shrink(5)
+        assert sum(log.segments.counts()) == len(names(vfs))
+        await log.shrink(5)
+        assert names(vfs) == [f"{5:016x}.seg"]
+
+
+async def test_shrinking_is_safe_beside_appending_and_reading(tmp_path: Path) -> None:
+    vfs, folder = LocalVfs(), str(tmp_path / "journal")
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as upkeep:
+        options: dict[str, Any] = {"executor": executor, "upkeep_executor": upkeep, "spare_segments_max": 2}
+        async with opened(open_log(vfs, folder=folder, segment_bytes=200, **options)) as log:
+            for _ in range(200):
+                lsn = log.next_index
+                shrinking = asyncio.ensure_future(log.shrink(lsn))
+                await append(log, 1)
+                await shrinking
+                assert lsns(log, lsn) == [lsn]
+    assert lsns(open_log(vfs, (200, 200), folder), 200) == [200]
+
+
+# The steps
+
+
 async def test_each_step_of_the_roll_leaves_what_the_docstring_says() -> None:
     vfs = make_vfs()
     async with opened(open_log(vfs, segment_bytes=1)) as log:
@@ -205,7 +367,7 @@ async def test_each_step_of_the_roll_leaves_what_the_docstring_says() -> None:
         await log.trim(3)
         first = vfs.op_count
         await append(log, 1)
-        steps = [(op.kind, op.path.rpartition("/")[2][:5]) for op in vfs.ops[first:]]
+        steps = roll_steps(vfs, first)
     header, group = [("write", "spare"), ("sync", "spare")], [("write", "spare"), ("sync", "spare")]
     lengthened = (
         "truncate",
