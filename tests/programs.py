@@ -1,4 +1,4 @@
-"""Programs from the system's packages that some tests drive: chromium, promtool, redis-server, strace."""
+"""Programs from the system's packages that some tests drive: chromium, initdb, promtool, redis-server, strace."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LIBRARY = (
     "postdate_api.v1.admin_pb2_grpc",
 )
 OF_THE_BROKER = ("broker.server", "broker.cli", "broker.rpc.compaction_client", "postdate.commands.settings")
-NOT_OF_THE_BROKER = ("obstore", "opentelemetry", "pandas", "pyarrow", "pyspark", "redis", "rich")
+NOT_OF_THE_BROKER = ("obstore", "opentelemetry", "pandas", "psycopg", "pyarrow", "pyspark", "redis", "rich")
 NOT_OF_THE_LIBRARY = ("aiohttp", "broker", "click", "jinja2", "numpy", "pyroaring", "rich", "uvloop")
 
 

@@ -23,6 +23,7 @@ from postdate.commands import (
     dlq,
     export,
     importing,
+    outbox,
     produce,
     replay,
     schedule,
@@ -70,6 +71,7 @@ cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
 cli.add_command(dlq.dlq)
+cli.add_command(outbox.outbox)
 cli.add_command(export.export)
 cli.add_command(importing.import_)
 cli.add_command(admin.stats)

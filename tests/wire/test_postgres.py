@@ -1,0 +1,291 @@
+"""Outbox and inbox of `postdate.postgres`, with a real PostgreSQL and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import psycopg
+import pytest
+
+import postdate
+from postdate import cli, postgres
+from tests.depth import at_depth, sampled
+from tests.postgres_server import PostgresServer, new_database, postgres_server
+from tests.wire.conftest import Wire, within
+
+EARLIEST = postdate.InitialPosition.EARLIEST
+POLL = timedelta(milliseconds=10)
+names = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def conninfo(server: PostgresServer) -> str:
+    conninfo = new_database(server, f"outbox{next(names)}")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute(postgres.SCHEMA)
+    return conninfo
+
+
+@pytest.fixture
+async def client(wire: Wire) -> AsyncIterator[postdate.Client]:
+    async with postdate.connect(wire.server.grpc_address, retry_for=timedelta(seconds=5)) as connected:
+        yield connected
+
+
+def put(conninfo: str, *payloads: bytes, topic: str = "orders", **fields: object) -> None:
+    with psycopg.connect(conninfo) as connection:
+        for payload in payloads:
+            connection.execute(*postgres.outgoing(topic, payload, **fields))  # type: ignore[arg-type]
+
+
+def rows(conninfo: str, columns: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(conninfo) as connection:
+        return connection.execute(f"SELECT {columns} FROM postdate_outbox ORDER BY id").fetchall()  # type: ignore[arg-type]
+
+
+async def until(conninfo: str, condition: str) -> None:
+    """Return once a condition holds, which may name the outbox."""
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+        async with asyncio.timeout(20):
+            while not (await (await connection.execute(f"SELECT {condition}")).fetchone())[0]:  # type: ignore[arg-type, index]
+                await asyncio.sleep(0.01)
+
+
+EMPTY = "NOT EXISTS (SELECT FROM postdate_outbox)"
+
+
+@asynccontextmanager
+async def relaying(client: postdate.Client, conninfo: str) -> AsyncIterator[postgres.OutboxRelay]:
+    relay = postgres.OutboxRelay(client, conninfo, poll=POLL)
+    running = asyncio.create_task(relay.run())
+    try:
+        yield relay
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled(), running.exception()
+
+
+async def relay_all(client: postdate.Client, conninfo: str, condition: str = EMPTY) -> None:
+    async with relaying(client, conninfo):
+        await until(conninfo, condition)
+
+
+async def payloads_of(client: postdate.Client, topic: str, *, end: bytes = b"end") -> list[bytes]:
+    """Return what a new subscription receives until a message that is sent now."""
+    async with client.producer(topic) as producer:
+        await producer.send(end)
+    found: list[bytes] = []
+    async with client.subscribe(topic, f"s{next(names)}", initial_position=EARLIEST) as subscription:
+        while not found or found[-1] != end:
+            for message in await within(subscription.receive_many(100)):
+                found.append(message.payload)
+                message.ack_nowait()
+    return found[:-1]
+
+
+async def test_what_was_committed_is_sent_in_order_and_what_was_rolled_back_is_not(client, conninfo):
+    put(conninfo, b"1", b"2")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute(*postgres.outgoing("orders", b"never"))
+        connection.rollback()
+    put(conninfo, *(b"%d" % number for number in range(3, 2_503)))
+    await relay_all(client, conninfo)
+    assert await payloads_of(client, "orders") == [b"%d" % number for number in range(1, 2_503)]
+
+
+async def test_a_message_arrives_with_all_its_fields(client, conninfo):
+    due = datetime.now(UTC) + timedelta(hours=1)
+    put(
+        conninfo,
+        b"p",
+        key="k",
+        properties={"a": "ö"},
+        deliver_at=due,
+        schedule_key="s",
+        ttl=timedelta(days=2),
+    )
+    put(conninfo, b"q", deliver_after=timedelta(days=3))
+    await relay_all(client, conninfo)
+    first, second = [each async for each in client.schedule.list("orders")]
+    assert (first.key, first.properties, first.schedule_key) == ("k", {"a": "ö"}, "s")
+    assert abs(first.deliver_at - due) < timedelta(milliseconds=1)
+    assert abs(second.deliver_at - datetime.now(UTC) - timedelta(days=3)) < timedelta(minutes=1)
+
+
+def test_what_makes_no_sense_is_refused_before_it_is_stored():
+    now = datetime.now(UTC)
+    with pytest.raises(TypeError, match="bytes"):
+        postgres.outgoing("orders", "text")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not both"):
+        postgres.outgoing("orders", b"", deliver_at=now, deliver_after=timedelta(1))
+    with pytest.raises(ValueError, match="time zone"):
+        postgres.outgoing("orders", b"", deliver_at=now.replace(tzinfo=None))
+
+
+async def test_a_refused_message_is_set_aside_with_the_reason_and_holds_up_no_other(client, conninfo):
+    big = bytes(1 << 20) + b"."
+    put(conninfo, b"1", big, b"2")
+    put(conninfo, b"not a topic", topic="a/b c")
+    put(conninfo, b"3")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute(
+            "INSERT INTO postdate_outbox (topic, payload, properties) VALUES ('orders', 'x', '{\"a\": 1}')"
+        )
+    await relay_all(client, conninfo, "(SELECT bool_and(error IS NOT NULL) FROM postdate_outbox)")
+    assert await payloads_of(client, "orders") == [b"1", b"2", b"3"]
+    refused = rows(conninfo, "payload, error")
+    assert [payload for payload, _ in refused] == [big, b"not a topic", b"x"]
+    assert "payload" in str(refused[0][1]) and "a/b c" in str(refused[1][1])
+    with psycopg.connect(conninfo) as connection:
+        connection.execute(
+            "UPDATE postdate_outbox SET error = NULL, payload = 'short' WHERE length(payload) > 1000"
+        )
+    await relay_all(client, conninfo, "(SELECT count(*) = 2 FROM postdate_outbox)")
+    assert b"short" in await payloads_of(client, "orders", end=b"end 2")
+
+
+async def test_each_message_is_stored_once_wherever_its_relay_is_killed(client, conninfo, wire):
+    """Kills a process at each of its steps: before and after each statement and each list that it sends."""
+
+    async def relay_until_killed(step: int) -> int:
+        command = (
+            sys.executable,
+            "-m",
+            "tests.wire.outbox_relay",
+            conninfo,
+            wire.server.grpc_address,
+            str(step),
+        )
+        process = await asyncio.create_subprocess_exec(*command)
+        return await asyncio.wait_for(process.wait(), 60)
+
+    expected: list[bytes] = []
+    for step in sampled(range(18), at_depth(change=6, deep=1)):
+        payloads = [b"%d/%d" % (step, number) for number in range(3)]
+        put(conninfo, *payloads)
+        expected += payloads
+        assert await relay_until_killed(step) == -signal.SIGKILL
+    put(conninfo, b"last")
+    assert await relay_until_killed(-1) == 0
+    assert await payloads_of(client, "orders") == [*expected, b"last"]
+
+
+async def test_what_the_topic_no_longer_remembers_is_sent_again_with_a_warning_and_not_lost(
+    client, conninfo, caplog
+):
+    await client.topics.create("orders", postdate.TopicPolicy(dedup_entries=2))
+    put(conninfo, *(b"%d" % number for number in range(5)))
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("CREATE RULE keep AS ON DELETE TO postdate_outbox DO INSTEAD NOTHING")
+    async with relaying(client, conninfo) as relay:
+        while not relay.counts.sent:
+            await asyncio.sleep(0.01)
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("DROP RULE keep ON postdate_outbox")
+    await relay_all(client, conninfo)
+    assert await payloads_of(client, "orders") == [b"%d" % number for number in range(5)] * 2
+    assert "may be stored twice" in caplog.text
+
+
+async def test_a_second_relay_waits_until_the_first_one_has_lost_its_connection(client, conninfo):
+    async with relaying(client, conninfo) as first, relaying(client, conninfo) as second:
+        put(conninfo, b"1")
+        await until(conninfo, EMPTY)
+        works, waits = (first, second) if first.counts.sent else (second, first)
+        await until(
+            conninfo,
+            "EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)",
+        )
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            )
+        await until(
+            conninfo,
+            "EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted)",
+        )
+        put(conninfo, b"2")
+        await until(conninfo, EMPTY)
+        assert (works.counts.sent, waits.counts.sent) == (1, 1)
+    assert await payloads_of(client, "orders") == [b"1", b"2"]
+
+
+async def test_a_crash_of_the_database_is_waited_out(client, conninfo, server):
+    async with relaying(client, conninfo):
+        put(conninfo, b"1")
+        await until(conninfo, EMPTY)
+        server.stop()
+        server.start()
+        put(conninfo, b"2")
+        await until(conninfo, EMPTY)
+    assert await payloads_of(client, "orders") == [b"1", b"2"]
+
+
+async def test_numbers_go_on_above_those_that_a_restored_database_has_forgotten(client, conninfo):
+    put(conninfo, b"1")
+    await relay_all(client, conninfo)
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("SELECT setval('postdate_outbox_sequence', 1, false)")
+    put(conninfo, b"2", b"3")
+    await relay_all(client, conninfo)
+    assert await payloads_of(client, "orders") == [b"1", b"2", b"3"]
+
+
+async def test_a_database_without_the_tables_ends_the_relay(client, server):
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await within(postgres.OutboxRelay(client, server.conninfo()).run())
+
+
+async def test_an_effect_takes_place_once_though_its_message_comes_again(client, conninfo):
+    async with client.producer("orders") as producer:
+        await producer.send(b"1")
+    effects = 0
+    attempts = []
+    async with client.subscribe("orders", "billing", initial_position=EARLIEST) as subscription:
+        while len(attempts) < 3:
+            message = await within(anext(aiter(subscription)))
+            attempts.append(message.attempt)
+            with psycopg.connect(conninfo) as connection:
+                is_first = connection.execute(*postgres.first_time(message)).rowcount
+                if message.attempt == 1:
+                    connection.rollback()  # the handler failed after it
+                effects += is_first * (message.attempt > 1)
+            await message.nack(timedelta(milliseconds=1))
+    assert attempts == [1, 2, 3]
+    assert effects == 1
+
+
+def test_the_command_prints_the_statements(capsys):
+    assert cli.run(["outbox", "schema"]) == 0
+    assert capsys.readouterr().out == postgres.SCHEMA
+
+
+async def test_the_command_relays_until_it_is_told_to_end(client, conninfo, wire):
+    put(conninfo, b"1", b"2")
+    command = (sys.executable, "-m", "postdate", "--address", wire.server.grpc_address, "--output", "json")
+    process = await asyncio.create_subprocess_exec(
+        *command, "outbox", "relay", "--database", conninfo, stdout=asyncio.subprocess.PIPE
+    )
+    await until(conninfo, EMPTY)
+    process.terminate()
+    said, _ = await within(process.communicate())
+    assert (process.returncode, json.loads(said)) == (0, {"sent": 2, "refused": 0})
+
+
+def test_the_command_names_what_the_database_lacks(server, capsys):
+    assert cli.run(["--address", "127.0.0.1:1", "outbox", "relay", "--database", server.conninfo()]) == 1
+    assert "postdate outbox schema | psql" in capsys.readouterr().err
