@@ -31,6 +31,7 @@ from broker.rpc.access import AccessInterceptor
 from broker.rpc.cluster import encode_view
 from broker.rpc.hand_over import HandOver
 from broker.rpc.health import HealthService
+from broker.rpc.own_calls import OwnCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.runtime.clock import Clock, SystemClock
@@ -188,6 +189,7 @@ class Server:
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=pages,
+            calls=None if config.http_socket else OwnCalls(lambda: self._port.address),
             shard_view=None if shard is None else lambda: encode_view(shard.view()),
             connections_max=config.tuning.http_connections_max,
         )

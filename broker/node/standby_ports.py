@@ -13,6 +13,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
 from broker.rpc.cluster import encode_view
 from broker.rpc.front import Front, FrontHost
+from broker.rpc.own_calls import OwnCalls
 from broker.runtime.supervise import Spawn
 from broker.server import broker_version
 from broker.settings import UNIX
@@ -42,6 +43,7 @@ class StandbyPorts:
             self._not_ready_because,
             shard_view=lambda: encode_view(self._view()),
             pages=PageSource(config, member.clock, version, self._audit, cluster=cluster),
+            calls=None if config.http_socket else OwnCalls(lambda: self._front.address),
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
         )

@@ -27,6 +27,7 @@ from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 from broker.observe.shard_metrics import merge_metrics
 from broker.rpc.front import FrontHost
+from broker.rpc.own_calls import OwnCalls
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
 from broker.runtime.clock import SystemClock
@@ -104,6 +105,7 @@ class ShardSupervisor:
             self._share_metrics,
             self._not_ready_because,
             pages=self._make_pages(),
+            calls=OwnCalls(lambda: self._front.address),
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
         )

@@ -15,11 +15,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.web.connections import Connections
 from broker.web.guard import Hosts
+from broker.web.http_api import CALL_PATH, DESCRIPTION_PATH, HttpApi
 from broker.web.server import SHARD_VIEW
 
 if TYPE_CHECKING:
     from broker.web.site import Site
-    from broker.web.source import PageSource
+    from broker.web.source import Calls, PageSource
 
 _FORM_BYTES_MAX = 64 << 10
 _HEADERS_MAX = 64
@@ -32,6 +33,7 @@ def make_runner(
     ready_line: Callable[[], str],
     *,
     pages: PageSource | None,
+    calls: Calls | None = None,
     listen_host: str,
     stop_ms: int,
     connections: Connections,
@@ -39,7 +41,8 @@ def make_runner(
 ) -> web.AppRunner:
     """Make what answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
-    `pages`: what they show; None: there are none. `shard_view`: what the process of a shard tells its supervisor.
+    `pages`: what they show; None: there are none. `calls`: the gRPC port, for the API over HTTP. `shard_view`: what
+    the process of a shard tells its supervisor.
     """
 
     hosts = Hosts(pages.config.http_hosts if pages is not None else "", listen_host)
@@ -72,6 +75,10 @@ def make_runner(
             return web.Response(body=shard_view())
 
         app.router.add_get(SHARD_VIEW, view)
+    if pages is not None and calls is not None:
+        api = HttpApi(calls, pages.config, is_foreign)
+        app.router.add_get(DESCRIPTION_PATH, api.describe)
+        app.router.add_post(CALL_PATH, api.answer)
     if pages is not None:
         app.router.add_route("*", "/{path:.*}", _LatePages(pages, listen_host).answer)
     app.on_response_prepare.append(_hide_versions)

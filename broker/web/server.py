@@ -1,4 +1,5 @@
-"""The HTTP edge: metrics and health for machines, open to all; and pages for operators, guarded (`guard.py`)."""
+"""The HTTP edge: metrics and health for machines, open to all; pages for operators, guarded (`guard.py`); and the API
+over HTTP, which goes through the gRPC port (`http_api.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from broker.web.connections import Timeouts
-    from broker.web.source import PageSource
+    from broker.web.source import Calls, PageSource
 
 _BACKLOG = 128
 SHARD_VIEW = "/shard-view"
@@ -40,19 +41,22 @@ class HttpServer:
         readiness: Callable[[], str | None],
         *,
         pages: PageSource | None = None,
+        calls: Calls | None = None,
         shard_view: Callable[[], bytes] | None = None,
         ready_line: Callable[[], str] = lambda: "ok",
         stop_ms: int = 500,
         connections_max: int = 256,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`pages`: what they show. `shard_view`: the body of `SHARD_VIEW`, on the socket of a process that has a
-        supervisor. `ready_line`: what /readyz says where all is well."""
+        """`pages`: what they show. `calls`: the gRPC port, for the API over HTTP; closed with this. `shard_view`: the
+        body of `SHARD_VIEW`, on the socket of a process that has a supervisor. `ready_line`: what
+        /readyz says where all is well."""
         self._ready_line = ready_line
         self._connections_max = connections_max
         self._timeouts = timeouts
         self._servers: list[asyncio.Server] = []
         self._pages = pages
+        self._calls = calls
         self._shard_view = shard_view if address.startswith(UNIX) else None
         self._stop_ms = stop_ms
         self._path = address.removeprefix(UNIX) if address.startswith(UNIX) else ""
@@ -119,6 +123,7 @@ class HttpServer:
             self._readiness,
             self._ready_line,
             pages=self._pages,
+            calls=self._calls,
             listen_host=self._host,
             stop_ms=self._stop_ms,
             connections=connections,
@@ -141,6 +146,8 @@ class HttpServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        if self._calls is not None:
+            await self._calls.close()
         self._close_sockets()
 
     def _close_sockets(self) -> None:

@@ -52,6 +52,30 @@ class PageShard(Protocol):
         """Return figures, for which no page is waited for. Raises Unavailable if there is no answer."""
 
 
+class CallAnswer(Protocol):
+    """Answer to a call over HTTP."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class Calls(Protocol):
+    """The calls that can be made over HTTP."""
+
+    async def call(self, name: str, body: bytes, authorization: str) -> CallAnswer:
+        """Make a call; `body` is its request in JSON."""
+
+    async def description(self) -> bytes:
+        """Return the OpenAPI document of all calls."""
+
+    async def close(self) -> None:
+        """End, after the last call."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSource:
     """Shards behind a front."""

@@ -152,6 +152,18 @@ async def test_pages_of_all_shards_are_shown_without_a_frozen_one_which_they_nam
     os.kill(frozen, signal.SIGCONT)
 
 
+async def test_calls_over_http_reach_the_topics_of_all_shards(start: Start, tmp_path: Path):
+    broker = await start_shards(start, tmp_path / "d")
+    async with aiohttp.ClientSession(f"http://{broker.http_address}/v1/") as session:
+        for topic in (TOPIC, ELSEWHERE):
+            stored = await session.post("produce", json={"topic": topic, "messages": [{"payload": "eA=="}]})
+            assert stored.status == 200, await stored.text()
+            named = {"topic": topic, "subscription": "s", "initial_position": "INITIAL_POSITION_EARLIEST"}
+            answer = await session.post("receive", json=named | {"wait_ms": 5_000})
+            (delivery,) = (await answer.json())["deliveries"]
+            assert delivery["message"]["payload"] == "eA=="
+
+
 async def test_a_shard_whose_disk_goes_while_others_serve_does_not_begin_empty(start: Start, tmp_path: Path):
     broker = await start_shards(start, tmp_path / "d")
     for topic in (TOPIC, ELSEWHERE):

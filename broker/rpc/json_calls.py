@@ -1,0 +1,206 @@
+"""Calls whose messages are JSON, for those who come over HTTP.
+
+The protos are the contract: which calls there are and what their messages hold comes from their descriptors, by
+protobuf's own mapping to JSON. A call goes through the gRPC port of this process, so that rights, limits and errors are
+those of any other call. A refusal becomes a problem (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from broker.rpc.openapi import describe_calls
+from broker.rpc.status import DETAILS_KEY
+from broker.settings import KIB, split_address
+from postdate_api.v1 import consumer_pb2, producer_pb2, schedule_pb2
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.bdp_probe", 0),
+)
+_LARGE_BYTES = 64 * KIB
+"""From this size on a message is converted in a thread: the loop delivers meanwhile."""
+_HTTP_STATUS = {
+    code_pb2.CANCELLED: 499,
+    code_pb2.INVALID_ARGUMENT: 400,
+    code_pb2.DEADLINE_EXCEEDED: 504,
+    code_pb2.NOT_FOUND: 404,
+    code_pb2.ALREADY_EXISTS: 409,
+    code_pb2.PERMISSION_DENIED: 403,
+    code_pb2.RESOURCE_EXHAUSTED: 429,
+    code_pb2.FAILED_PRECONDITION: 409,
+    code_pb2.ABORTED: 409,
+    code_pb2.OUT_OF_RANGE: 400,
+    code_pb2.UNIMPLEMENTED: 501,
+    code_pb2.UNAVAILABLE: 503,
+    code_pb2.UNAUTHENTICATED: 401,
+}
+"""Others are 500."""
+_REASON_CHARS_MAX = 500
+
+
+class Call(NamedTuple):
+    """A call of the API."""
+
+    path: str  # over gRPC
+    request: type[Message]
+    answer: type[Message]
+
+
+class JsonAnswer(NamedTuple):
+    """Answer to a call: of HTTP the status and headers, and the body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def _calls() -> dict[str, Call]:
+    """Return the unary calls of producers, consumers and schedules by their name over HTTP, such as `extend-lease`."""
+    calls: dict[str, Call] = {}
+    for file in (producer_pb2, consumer_pb2, schedule_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                if not (method.client_streaming or method.server_streaming):
+                    calls[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", method.name).lower()] = Call(
+                        f"/{service.full_name}/{method.name}",
+                        GetMessageClass(method.input_type),
+                        GetMessageClass(method.output_type),
+                    )
+    return calls
+
+
+CALLS = _calls()
+
+
+class JsonCalls:
+    """See the module's description."""
+
+    def __init__(self, address: Callable[[], str]) -> None:
+        """`address`: of the gRPC port, once it listens."""
+        self._address = address
+        self._channel: grpc.aio.Channel | None = None
+        self._converting = asyncio.Lock()
+
+    async def call(self, name: str, body: bytes, authorization: str) -> JsonAnswer:
+        """Make a call by its name over HTTP."""
+        call = CALLS.get(name)
+        if call is None:
+            return _refusal(404, "CALL_UNKNOWN", f"There is no such call; there are {', '.join(CALLS)}")
+        try:
+            request = await self._convert(_parse, body, call)
+        except ValueError as error:
+            return _refusal(400, "INVALID_JSON", str(error))
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(_reachable(self._address()), options=_OPTIONS)
+        metadata = (("authorization", authorization),) if authorization else ()
+        try:
+            answer = await self._channel.unary_unary(call.path, None, None)(request, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            return _problem(_status_of(error))
+        rendered = await self._convert(_render, answer, call)
+        return JsonAnswer(200, {"Content-Type": "application/json"}, rendered)
+
+    async def description(self) -> bytes:
+        """Return the OpenAPI document of all calls."""
+        return json.dumps(describe_calls(CALLS)).encode()
+
+    async def close(self) -> None:
+        """Close the connection to the port."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+
+    async def _convert(self, convert: Callable[[bytes, Call], bytes], data: bytes, call: Call) -> bytes:
+        if len(data) <= _LARGE_BYTES:
+            return convert(data, call)
+        async with self._converting:  # one at a time: what is made of a message is many times its size
+            return await asyncio.to_thread(convert, data, call)
+
+
+def _parse(body: bytes, call: Call) -> bytes:
+    """Return a request on the wire form. Raises ValueError."""
+    try:
+        fields = json.loads(body)
+        if not isinstance(fields, dict):
+            raise ValueError("not an object")
+        return json_format.ParseDict(fields, call.request()).SerializeToString()
+    except (ValueError, json_format.ParseError, RecursionError) as error:
+        why = " ".join(str(error).split())[:_REASON_CHARS_MAX]
+        raise ValueError(f"Not a {call.request.DESCRIPTOR.name} in JSON: {why}") from error
+
+
+def _render(answer: bytes, call: Call) -> bytes:
+    fields = json_format.MessageToDict(
+        call.answer.FromString(answer),
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == DETAILS_KEY:
+            return status_pb2.Status.FromString(value)
+    return status_pb2.Status(code=error.code().value[0], message=error.details() or "")
+
+
+def _problem(status: status_pb2.Status) -> JsonAnswer:
+    """Return what a refused call is answered with."""
+    facts: dict[str, Any] = {"code": code_pb2.Code.Name(status.code), "detail": status.message}
+    info, bad, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
+    headers: dict[str, str] = {}
+    for detail in status.details:
+        if detail.Unpack(info):
+            facts |= {"reason": info.reason, "metadata": dict(info.metadata)}
+        elif detail.Unpack(bad):
+            facts["field"] = bad.field_violations[0].field
+        elif detail.Unpack(retry):
+            facts["retry_after_ms"] = retry.retry_delay.ToMilliseconds()
+            headers["Retry-After"] = str(-(-facts["retry_after_ms"] // 1000))
+    return _problem_answer(_HTTP_STATUS.get(status.code, 500), facts, headers)
+
+
+def _refusal(status: int, reason: str, detail: str) -> JsonAnswer:
+    return _problem_answer(status, {"reason": reason, "detail": detail}, {})
+
+
+def _problem_answer(status: int, facts: dict[str, Any], headers: dict[str, str]) -> JsonAnswer:
+    title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
+    body = {"title": title, "status": status} | {key: value for key, value in facts.items() if value}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers = headers | {"WWW-Authenticate": "Bearer"}
+    headers = headers | {"Content-Type": "application/problem+json"}
+    return JsonAnswer(status, headers, json.dumps(body, ensure_ascii=False).encode())
+
+
+def _reachable(address: str) -> str:
+    """Return where this machine reaches a port that may listen on all addresses."""
+    host, port = split_address(address)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return address
+    if not ip.is_unspecified:
+        return address
+    return f"127.0.0.1:{port}" if ip.version == 4 else f"[::1]:{port}"
