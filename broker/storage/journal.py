@@ -30,6 +30,8 @@ from broker.storage.segment import Group
 
 T = TypeVar("T")
 
+_TOLD_TOGETHER = 8
+
 
 @dataclass(frozen=True, slots=True)
 class JournalStats:
@@ -238,7 +240,7 @@ class Journal:
                 continue
             write: asyncio.Future[StoredGroup] | None = self._start_write()
             while write is not None:
-                write = self._finish_write(await self._wait_written(write))
+                write = await self._finish_write(await self._wait_written(write))
 
     async def _wait_queued(self) -> bool:
         """Wait for a record; False if none will come."""
@@ -297,7 +299,7 @@ class Journal:
         self._next_lsn += len(taken)
         return group
 
-    def _finish_write(self, written: StoredGroup | None) -> asyncio.Future[StoredGroup] | None:
+    async def _finish_write(self, written: StoredGroup | None) -> asyncio.Future[StoredGroup] | None:
         """Settle the group whose sync has returned; returns the write of the next group, if there is one."""
         if written is None or self._failed is not None:  # `fail` came, and has told those who wait
             return None
@@ -308,33 +310,29 @@ class Journal:
         self._pending_bytes -= durable.framed_bytes
         self._groups += 1
         self._appended_bytes += written.bytes
-        self._settle(durable)
-        if self._failed is not None:
-            return None
-        self._taken.popleft()
-        self._wake_room()
-        if self._observe_sync is not None:
-            self._observe_sync(written.sync_seconds)
-        return write
+        results = self._apply(durable)
+        if self._failed is None:
+            self._taken.popleft()
+            self._wake_room()
+            if self._observe_sync is not None:
+                self._observe_sync(written.sync_seconds)
+        await _tell(durable.submitted, results)
+        return write if self._failed is None else None
 
-    def _settle(self, group: _Group) -> None:
-        """Apply a durable group, all of it; only then tell anybody."""
+    def _apply(self, group: _Group) -> list[Any]:
+        """Apply a durable group, all of it before anybody is told; returns the results, fewer after a bug."""
         results: list[Any] = []
-        bug: Exception | None = None
         for lsn, submitted in enumerate(group.submitted, group.first_lsn):
             # Whatever goes wrong in here, memory no longer agrees with the log: the record is durable and
             # cannot be refused any more. So nothing may be applied after it, and the broker must recover.
             try:
                 results.append(submitted.apply(lsn))
-            except Exception as error:
-                bug = error
+            except Exception as bug:
+                _set_results(group.submitted, results)
+                _set_exception(submitted.future, bug)
+                self._fail(f"The journal stopped: a durable record could not be applied: {bug!r}", bug)
                 break
-        for submitted, result in zip(group.submitted, results, strict=False):
-            if not submitted.future.done():  # cancelled: the record stands all the same
-                submitted.future.set_result(result)
-        if bug is not None:
-            _set_exception(group.submitted[len(results)].future, bug)
-            self._fail(f"The journal stopped: a durable record could not be applied: {bug!r}", bug)
+        return results
 
     def _fail(self, message: str, cause: BaseException | None, *, report: bool = True) -> None:
         """Stop for good and tell everybody who waits."""
@@ -372,6 +370,28 @@ class Journal:
         refusal = StorageFailed(self._failed.message)
         refusal.__cause__ = self._failed.__cause__
         return refusal
+
+
+async def _tell(group: Sequence[_Submitted], results: Sequence[Any]) -> None:
+    """Tell those whose records are applied, some in a round of the loop.
+
+    A store that took long settles dozens of records at once. What they wake would hold up all that came due meanwhile.
+    """
+    first = 0
+    try:
+        while first + _TOLD_TOGETHER < len(results):
+            end = first + _TOLD_TOGETHER
+            _set_results(group[first:end], results[first:end])
+            first = end
+            await asyncio.sleep(0)
+    finally:
+        _set_results(group[first:], results[first:])
+
+
+def _set_results(group: Sequence[_Submitted], results: Sequence[Any]) -> None:
+    for submitted, result in zip(group, results, strict=False):
+        if not submitted.future.done():  # cancelled: the record stands all the same
+            submitted.future.set_result(result)
 
 
 def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:

@@ -396,3 +396,35 @@ def test_groups_of_a_log_that_costs_money_begin_a_gap_apart_and_a_lone_record_do
             journal.submit(2, [b"at the end"], keep_lsn)
 
     run_sim(scenario, seed=1)
+
+
+async def test_those_who_wait_for_a_large_group_are_told_some_at_a_time() -> None:
+    """After all of it is applied; what else is due in the loop has its turns in between."""
+    log = MemoryGroupLog(hold=True)
+    applied: list[int] = []
+    async with running(Journal(log)) as journal:
+        futures = [journal.submit(2, [b"x"], applied.append) for _ in range(30)]
+        await turns()
+        log.work()
+        told = [0]
+        while told[-1] < len(futures):
+            await asyncio.sleep(0)
+            told.append(sum(future.done() for future in futures))
+            assert len(applied) == (30 if told[-1] else len(applied))
+        log.hold = False
+    assert max(after - before for before, after in pairwise(told)) <= 10
+
+
+async def test_a_failure_while_a_group_is_told_leaves_its_answers() -> None:
+    log = MemoryGroupLog(hold=True)
+    async with running(Journal(log)) as journal:
+        futures = [journal.submit(2, [b"x"], keep_lsn) for _ in range(30)]
+        await turns()
+        log.work()
+        while not futures[0].done():
+            await asyncio.sleep(0)
+        assert not futures[-1].done()
+        journal.fail("another file could not be written", OSError())
+        await turns()
+        log.hold = False
+    assert [future.result() for future in futures] == list(range(1, 31))
