@@ -31,7 +31,8 @@ async def written_to_a_busy_consumer(clock: SimClock) -> list[Any]:
         request.ack.CopyFrom(consumer_pb2.Ack(request_id=number, entries=[one]))
     edge = Edge([request.SerializeToString() for request in requests], half_closes=False)
     service = consumer.ConsumerService(node.broker)
-    stream = asyncio.create_task(service.handlers()["Subscribe"].stream_stream(None, edge))
+    subscribe: Any = service.handlers()["Subscribe"].stream_stream
+    stream = asyncio.create_task(subscribe(None, edge))
     await asyncio.sleep(1)
     stream.cancel()
     await asyncio.wait([stream])
