@@ -137,7 +137,7 @@ def tell(node: WorkerController) -> None:
 
 
 def is_shared(config: pytest.Config) -> bool:
-    """Whether this is one of several processes, each of which reads the files that it runs."""
+    """Return whether this is one of several processes, each of which reads the files that it runs."""
     # Of what was asked for on the command line a process is told that tests are not distributed.
     return bool(getattr(config, "workerinput", {}).get("reads_in_turn"))
 

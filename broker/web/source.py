@@ -52,7 +52,7 @@ class PageShard(Protocol):
         """Return figures, for which no page is waited for. Raises Unavailable if there is no answer."""
 
 
-class CallAnswer(Protocol):
+class HttpAnswer(Protocol):
     """Answer to a call over HTTP."""
 
     @property
@@ -66,7 +66,7 @@ class CallAnswer(Protocol):
 class Calls(Protocol):
     """The calls that can be made over HTTP."""
 
-    async def call(self, name: str, body: bytes, authorization: str) -> CallAnswer:
+    async def call(self, name: str, body: bytes, authorization: str) -> HttpAnswer:
         """Make a call; `body` is its request in JSON."""
 
     async def description(self) -> bytes:

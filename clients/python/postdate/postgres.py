@@ -175,7 +175,7 @@ _FINAL = (InvalidRequest, AlreadyExists, NotFound, FailedPrecondition, Permissio
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _OutboxRow:
     """A message of the outbox, with its sequence id."""
 
     id: int
@@ -283,22 +283,22 @@ class _Outbox:
         self._name = row[0]
         await self._connection.execute(_BEGIN)
 
-    async def numbered(self) -> list[_Row]:
+    async def numbered(self) -> list[_OutboxRow]:
         """Return what a relay before this one may have sent."""
         return await self._rows(_NUMBERED)
 
-    async def number(self) -> list[_Row]:
+    async def number(self) -> list[_OutboxRow]:
         """Give numbers to the next rows, and return them in this order."""
         return sorted(await self._rows(_NUMBER), key=lambda row: row.sequence_id)
 
-    async def _rows(self, query: str) -> list[_Row]:
-        async with self._connection.cursor(row_factory=class_row(_Row)) as cursor:
+    async def _rows(self, query: str) -> list[_OutboxRow]:
+        async with self._connection.cursor(row_factory=class_row(_OutboxRow)) as cursor:
             await cursor.execute(query)
             return await cursor.fetchall()
 
-    async def send(self, rows: Sequence[_Row]) -> None:
+    async def send(self, rows: Sequence[_OutboxRow]) -> None:
         """Send rows, and remove those whose messages are stored."""
-        by_topic: dict[str, list[_Row]] = defaultdict(list)
+        by_topic: dict[str, list[_OutboxRow]] = defaultdict(list)
         for row in rows:
             by_topic[row.topic].append(row)
         # All topics: what one of them cannot take holds up none of the others' rows.
@@ -310,7 +310,7 @@ class _Outbox:
             if failure is not None:
                 raise failure
 
-    async def _send_topic(self, topic: str, rows: list[_Row]) -> None:
+    async def _send_topic(self, topic: str, rows: list[_OutboxRow]) -> None:
         try:
             await (await self._producer(topic)).send_many([row.message() for row in rows])
         except (TypeError, ValueError, PostdateError) as failure:
@@ -335,7 +335,7 @@ class _Outbox:
             self._producers[topic] = await self._stack.enter_async_context(producer)
         return self._producers[topic]
 
-    async def _number_anew(self, topic: str, rows: list[_Row]) -> None:
+    async def _number_anew(self, topic: str, rows: list[_OutboxRow]) -> None:
         log.warning(
             "Topic %s no longer knows whether %d messages of the outbox are stored; they are sent again, and may be"
             " stored twice",
@@ -346,7 +346,7 @@ class _Outbox:
             "UPDATE postdate_outbox SET sequence_id = NULL WHERE id = ANY(%s)", [row.id for row in rows]
         )
 
-    async def _set_aside(self, row: _Row, error: Exception) -> None:
+    async def _set_aside(self, row: _OutboxRow, error: Exception) -> None:
         log.error("Message %d of the outbox is refused and set aside: %s", row.id, error)
         await self._execute(
             "UPDATE postdate_outbox SET error = %s, sequence_id = NULL WHERE id = %s", str(error), row.id
