@@ -28,12 +28,14 @@ from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, ClusterSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
+from broker.rpc.calls import Handler
 from broker.rpc.cluster import encode_view
 from broker.rpc.hand_over import HandOver
 from broker.rpc.health import HealthService
 from broker.rpc.own_calls import OwnCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
+from broker.rpc.shortcut import ShortcutPort
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
@@ -178,6 +180,7 @@ class Server:
         self._health = HealthService(self._handlers)
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
+        self._shortcut = ShortcutPort(config.grpc_socket, self._port.interceptors, self._handler)
         pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
         if shard is not None:
             pages = replace(
@@ -238,6 +241,8 @@ class Server:
         for name, watch in self._port.watches():
             self.broker.supervisor.spawn_lasting(name, watch)
         await self._port.server.start()
+        if self.config.grpc_socket:
+            await self._shortcut.start()
         self._health.tell(is_serving=True)
         log.info(
             "Serving",
@@ -269,7 +274,8 @@ class Server:
                 await self._consumer.wait_drained()
         except TimeoutError:
             log.warning("Some streams did not end within the grace period")
-        await self._port.server.stop(min(grace_seconds, 1.0))
+        last_seconds = min(grace_seconds, 1.0)
+        await asyncio.gather(self._port.server.stop(last_seconds), self._shortcut.stop(last_seconds))
         await self._http.stop()
         await self.broker.stop()
         self._threads.close()
@@ -297,6 +303,11 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.config.reflection_enabled:
             add_reflection((*self._handlers, health.SERVICE_NAME), server)
+
+    def _handler(self, path: str) -> Handler:
+        """Return what serves a method of the API."""
+        _, service, method = path.split("/")
+        return self._handlers[service][method]
 
     def reload_soon(self) -> None:
         with suppress(Unavailable):  # it stops

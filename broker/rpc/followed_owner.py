@@ -8,6 +8,7 @@ from collections.abc import Callable
 from broker.errors import Unavailable
 from broker.observe.cluster_view import OwnerRoute
 from broker.rpc.forward import OwnerConnections
+from broker.rpc.shortcut import Shortcut
 from broker.rpc.tls import OpenChannel
 
 _RETRY_MS = 200
@@ -24,14 +25,16 @@ class FollowedOwner:
         window_bytes: int,
         *,
         shard: int | None = None,
+        shortcut: Callable[[OwnerRoute], Shortcut | None] = lambda _: None,
     ) -> None:
         """`route`: what is known now. `opening`: how a channel to the owner of a route is opened.
 
-        `shard` is named to nodes that have several.
+        `shard` is named to nodes that have several. `shortcut`: to the owner of a route, if it has one.
         """
         self._shard = shard
         self._ask_route = route
         self._opening = opening
+        self._shortcut = shortcut
         self._window_bytes = window_bytes
         self.route = OwnerRoute()
         self.connections: OwnerConnections | None = None
@@ -45,7 +48,9 @@ class FollowedOwner:
             return self.connections
         former, self.route, self.connections = self.connections, route, None
         if route.owner_address:
-            self.connections = OwnerConnections(self._opening(route), self._window_bytes, self._shard)
+            self.connections = OwnerConnections(
+                self._opening(route), self._window_bytes, self._shard, self._shortcut(route)
+            )
         if former is not None:
             closing = asyncio.create_task(former.close(_lost_owner()), name="connections to a former owner")
             self._closing.add(closing)

@@ -29,6 +29,7 @@ from broker.errors import LimitReached, PostdateError, Unavailable
 from broker.observe.logs import get_logger
 from broker.rpc.call_metadata import DIRECT, SHARD
 from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
+from broker.rpc.shortcut import Metadata, Shortcut
 from broker.rpc.slow_readers import ASK_SECONDS, ask_unread, end_client, not_read, tag_of, when_over
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel
@@ -175,9 +176,16 @@ class _Connection:
 class OwnerConnections:
     """Connections to one owner: as many as the calls under way need, and one."""
 
-    def __init__(self, open_channel: OpenChannel, window_bytes: int, shard: int | None = None) -> None:
-        """`shard`: the one that calls are for, where the owner has several."""
+    def __init__(
+        self,
+        open_channel: OpenChannel,
+        window_bytes: int,
+        shard: int | None = None,
+        shortcut: Shortcut | None = None,
+    ) -> None:
+        """`shard`: the one that calls are for, where the owner has several. `shortcut`: to an owner that has one."""
         self._open_channel = open_channel
+        self._shortcut = shortcut
         self._shard = () if shard is None else ((SHARD, str(shard)),)
         self._options = (*_OPTIONS.items(), ("grpc.http2.lookahead_bytes", window_bytes))
         self._connections: list[_Connection] = []
@@ -200,6 +208,23 @@ class OwnerConnections:
             self._forwarded.discard(call)
             connection.calls -= 1
             self._close_old()
+
+    async def ask(
+        self, call: ForwardedCall, path: str, message: bytes, context: Context
+    ) -> tuple[bytes, Metadata]:
+        """Make a call of one message and one answer; returns that, and the trailing metadata. Raises AioRpcError."""
+        metadata = self.metadata_for(context, call)
+        if self._shortcut is not None and self._shortcut.takes(path, message):
+            self._forwarded.add(call)
+            try:
+                return await self._shortcut.ask(path, message, metadata)
+            finally:
+                self._forwarded.discard(call)
+        with self.channel(call) as channel:
+            made: Any = channel.unary_unary(path, None, None)(
+                message, timeout=context.time_remaining(), metadata=metadata
+            )
+            return await made, tuple(await made.trailing_metadata() or ())
 
     def metadata_for(self, context: Context, call: ForwardedCall) -> tuple[tuple[str, Any], ...]:
         """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
@@ -244,6 +269,8 @@ class OwnerConnections:
         connections, self._connections = self._connections, []
         for connection in connections:
             await connection.channel.close(None)
+        if self._shortcut is not None:
+            await self._shortcut.close()
         await asyncio.gather(*self._closing)
 
 
@@ -273,12 +300,11 @@ async def forward_unary(
     forwarded = ForwardedCall()
 
     async def work() -> None:
-        with room.hold(forwarded, len(message)), owner.channel(forwarded) as channel:
-            call: Any = channel.unary_unary(path, None, None)(
-                message, timeout=context.time_remaining(), metadata=owner.metadata_for(context, forwarded)
-            )
-            answers.append(await call)
-            context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+        with room.hold(forwarded, len(message)):
+            answer, trailing = await owner.ask(forwarded, path, message, context)
+            answers.append(answer)
+            if trailing:
+                context.set_trailing_metadata(tuple(trailing))
 
     await end_alike(host, context, forwarded, work(), refuse)
     room.hold_until_read(context, answers[0])

@@ -20,6 +20,7 @@ from broker.rpc.call_metadata import DIRECT, SHARD, metadata_value
 from broker.rpc.followed_owner import FollowedOwner, not_owner
 from broker.rpc.forward import OwnerConnections
 from broker.rpc.reception import window_bytes
+from broker.rpc.shortcut import Shortcut, socket_beside
 from broker.rpc.status import Context
 from broker.rpc.tls import OpenChannel, channel_to_node
 from broker.settings import UNIX
@@ -57,7 +58,10 @@ class LocalShards:
     def __init__(self, config: BrokerConfig, addresses: Sequence[str]) -> None:
         """`addresses`: the sockets of the shards, in order."""
         window = window_bytes(config)
-        self._shards = tuple(OwnerConnections(_to_socket(address), window) for address in addresses)
+        self._shards = tuple(
+            OwnerConnections(_to_socket(address), window, shortcut=_shortcut(address))
+            for address in addresses
+        )
 
     @property
     def count(self) -> int:
@@ -97,7 +101,10 @@ class ClusterShards:
                     return _to_socket(addresses[number])
                 return channel_to_node(config, known.owner_address)
 
-            return FollowedOwner(lambda: route(number), opening, window, shard=number)
+            def shortcut(known: OwnerRoute) -> Shortcut | None:
+                return _shortcut(addresses[number]) if known.owner_node == node else None
+
+            return FollowedOwner(lambda: route(number), opening, window, shard=number, shortcut=shortcut)
 
         self._owners = tuple(follow(number) for number in range(len(addresses)))
 
@@ -131,6 +138,10 @@ class ClusterShards:
     async def close(self) -> None:
         for owner in self._owners:
             await owner.close()
+
+
+def _shortcut(address: str) -> Shortcut:
+    return Shortcut(socket_beside(address.removeprefix(UNIX)))
 
 
 def _to_socket(address: str) -> OpenChannel:

@@ -33,6 +33,7 @@ from broker.rpc.compaction_client import RemoteDesk
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
+from broker.rpc.shortcut import METHODS, Shortcut
 from broker.rpc.topic_of import SUBSCRIBE
 from broker.runtime.clock import SystemClock
 from broker.runtime.supervise import Supervisor
@@ -147,6 +148,45 @@ async def test_each_topic_lies_on_its_shard_and_is_served_there(shards: Shards, 
         assert await stream.ack(ids) == []
         assert await stream.close() is grpc.StatusCode.OK
     assert [topics_of(server) for server in shards.servers] == [[A], [B]]
+
+
+async def test_calls_by_the_shortcut_end_as_those_by_grpc(
+    shards: Shards, wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """Requests that are refused in the three ways: by their form, by a limit, and by what is there."""
+    requests = [
+        b"\xff",
+        batch("a b", b"x").SerializeToString(),
+        consumer_pb2.AcknowledgeRequest(topic=A, subscription="none").SerializeToString(),
+        schedule_pb2.CancelScheduledRequest(topic=A).SerializeToString(),
+    ]
+
+    async def outcome(path: str, request: bytes) -> tuple[Any, ...]:
+        try:
+            await within(wire.channel.unary_unary(path, None, None)(request))
+            return ("answered",)  # with ids and times of its own
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details(), tuple(error.trailing_metadata())
+
+    async def outcomes() -> list[tuple[Any, ...]]:
+        return [await outcome(path, request) for path in sorted(METHODS) for request in requests]
+
+    await wire.produce(A, b"x")
+    taken: list[str] = []
+    ask = Shortcut.ask
+
+    async def noted(self: Shortcut, path: str, *rest: Any) -> Any:
+        taken.append(path)
+        return await ask(self, path, *rest)
+
+    monkeypatch.setattr(Shortcut, "ask", noted)
+    shortcut = cast(Any, shards.front._owners.connections()[0])._shortcut
+    await eventually(lambda: shortcut.takes(min(METHODS), b""))
+    by_shortcut = await outcomes()
+    assert set(taken) == METHODS
+    monkeypatch.setattr(Shortcut, "takes", lambda *_: False)
+    assert await outcomes() == by_shortcut
+    assert len({refused for refused in by_shortcut if refused != ("answered",)}) > 3
 
 
 async def test_a_message_is_cancelled_where_it_lies(wire: Wire):
