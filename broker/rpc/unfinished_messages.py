@@ -6,7 +6,8 @@ on a connection; what exceeds the messages that were read of it is unfinished, o
 
 Invariants:
   UNFINISHED-1  While the memory of the process is less than `most` bytes, or streams could not send as much, nothing is
-      looked at. Otherwise it is looked at before the memory has grown by an eighth of `most`.
+      looked at. Otherwise it is looked at before the memory has grown by an eighth of `most`. While streams could not
+      send as much the memory is not asked for either: a broker with few streams is not woken.
   UNFINISHED-2  Where a look finds more than `most` unfinished bytes, connections are ended, those with most of them
       first, until three quarters are left.
   UNFINISHED-3  A connection is credited with more than its client's library adds to messages (`_ADDED_...`), and never
@@ -79,6 +80,7 @@ class UnfinishedMessages:
         self._arrivals: dict[str, Arrivals] = {}  # by the name of the peer
         self._seen_bytes = 0  # of memory at the last look, or less since
         self._forget_at = 1_000
+        self._woken = asyncio.Event()
         self._ended = 0  # and not logged yet
         self._log_at = 0.0
 
@@ -87,12 +89,14 @@ class UnfinishedMessages:
         arrivals = self._arrivals.get(peer)
         if arrivals is None:
             arrivals = self._arrivals[peer] = Arrivals()
+            self._wake()
         return arrivals
 
     def begin(self, arrivals: Arrivals) -> None:
         """Count a stream whose later messages are read from now on."""
         arrivals.streams += 1
         self.streams += 1
+        self._wake()
 
     def end(self, arrivals: Arrivals) -> None:
         arrivals.streams -= 1
@@ -101,6 +105,10 @@ class UnfinishedMessages:
     async def watch(self, port: int) -> None:
         """Look at the connections whenever it may be too much; ends only by being cancelled."""
         while True:
+            if not self._needs_watch:
+                self._woken.clear()
+                self._seen_bytes = 0  # what the memory does meanwhile is not seen
+                await self._woken.wait()
             await asyncio.sleep(LOOK_SECONDS)
             if not self.may_be_too_much(resident_bytes()) and len(self._arrivals) < self._forget_at:
                 continue
@@ -109,6 +117,16 @@ class UnfinishedMessages:
                 if too_much:
                     self._log_ended(len(await asyncio.to_thread(cut_connections, too_much)))
                     self._trimmer.ask()
+
+    @property
+    def _needs_watch(self) -> bool:
+        """Return whether streams could have more that is unfinished than they may, or connections must be forgotten."""
+        could_send = self.streams * self._message_bytes_max
+        return could_send > self._most_bytes or len(self._arrivals) >= self._forget_at
+
+    def _wake(self) -> None:
+        if self._needs_watch:
+            self._woken.set()
 
     def _log_ended(self, count: int) -> None:
         self._ended += count

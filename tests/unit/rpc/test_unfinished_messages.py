@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from ipaddress import ip_address
 
 import pytest
 
+from broker.rpc import unfinished_messages
 from broker.rpc.unfinished_messages import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 from broker.runtime.connections import Peer, ReceiveCounters
@@ -47,6 +49,35 @@ def on_the_wire(length: int) -> int:
     """Return the bytes of a message with each frame in a record of TLS."""
     frames = -(-(length + 5) // FRAME)
     return length + 5 + frames * (9 + 22)
+
+
+async def test_memory_is_asked_for_only_while_streams_could_send_too_much(monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+
+    def resident_bytes() -> int:
+        asked.append(True)
+        return 0
+
+    monkeypatch.setattr(unfinished_messages, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(unfinished_messages, "resident_bytes", resident_bytes)
+    world = World()
+    arrivals = world.connect(1, streams=4)
+    watching = asyncio.create_task(world.messages.watch(7650))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked
+    world.messages.begin(arrivals)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert asked
+    world.messages.end(arrivals)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    asked.clear()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked
+    watching.cancel()
 
 
 def test_as_much_as_may_be_unfinished_ends_nobody_and_more_ends_those_with_most_until_three_quarters_are_left():
