@@ -59,6 +59,8 @@ def shards(setup: Setup) -> Figures:
         "stream_ratio": result["front_rate"] / result["direct_rate"],
         "cpu_ratio": result["one_cpu_s"] / result["two_cpu_s"],
         "deliver_cpu_ratio": result["one_deliver_cpu_s"] / result["two_deliver_cpu_s"],
+        "cpu_apart_ratio": result["one_cpu_s"] / result["two_apart_cpu_s"],
+        "deliver_cpu_apart_ratio": result["one_deliver_cpu_s"] / result["two_apart_deliver_cpu_s"],
         **result,
     }
 

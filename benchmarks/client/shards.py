@@ -7,6 +7,8 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class _Way:
         self.single_us: list[float] = []
         self.rates: list[float] = []
         self.cpu_s: list[float] = []  # of a turn
+        self.cpu_apart_s: list[float] = []  # likewise, one shard after the other
         self._single = _requests(topic, 1, 1)[0]
         self._batches = _requests(topic, _DISTINCT, _BATCH)
 
@@ -65,6 +68,7 @@ class _Deliveries:
     def __init__(self, channel: Any, topic: str, pids: list[int]) -> None:
         self.pids = pids  # of the processes that work for it
         self.cpu_s: list[float] = []  # of a turn
+        self.cpu_apart_s: list[float] = []  # likewise, one shard after the other
         self._channel = channel
         self._topic = topic
         self._batches = _requests(topic, _DISTINCT, _BATCH, delay_ms=_SOON_MS)
@@ -91,12 +95,11 @@ async def shards(task: dict[str, Any]) -> dict[str, Any]:
             for way in (through, *direct, one):  # warm
                 await way.stream(task["batches"])
                 way.rates.clear()
-            for ways in [[one], direct] * task["turns"]:
+            for ways, is_apart in [([one], False), (direct, False), (direct, True)] * task["turns"]:
                 await _quiet([*one.pids, *direct[0].pids])
-                begin = _cpu_seconds(ways[0].pids)
-                await asyncio.gather(*(way.stream(task["batches"] // len(ways)) for way in ways))
-                await _quiet(ways[0].pids)  # what is written and sealed later counts, too
-                ways[0].cpu_s.append(_cpu_seconds(ways[0].pids) - begin)
+                spent = ways[0].cpu_apart_s if is_apart else ways[0].cpu_s
+                works = [partial(way.stream, task["batches"] // len(ways)) for way in ways]
+                spent.append(await _spent(ways[0].pids, works, is_apart=is_apart))
             due = await _due_topics(alone, front, addresses, [first, second], task)
             await _deliver(due, task["turns"], task["batches"])
             direct[0].rates.clear()
@@ -113,8 +116,10 @@ async def shards(task: dict[str, Any]) -> dict[str, Any]:
         "direct_rate": statistics.median(direct[0].rates),
         "one_cpu_s": statistics.median(one.cpu_s) / millions,
         "two_cpu_s": statistics.median(direct[0].cpu_s) / millions,
+        "two_apart_cpu_s": statistics.median(direct[0].cpu_apart_s) / millions,
         "one_deliver_cpu_s": statistics.median(due[0][0].cpu_s) / millions,
         "two_deliver_cpu_s": statistics.median(due[1][0].cpu_s) / millions,
+        "two_apart_deliver_cpu_s": statistics.median(due[1][0].cpu_apart_s) / millions,
     }
 
 
@@ -135,17 +140,18 @@ async def _due_topics(
 async def _deliver(sides: list[list[_Deliveries]], turns: int, batches: int) -> None:
     """Let each side deliver as many messages, in turns after a first one that warms; all of them are due before."""
     pids = [pid for side in sides for pid in side[0].pids]
-    for side in sides * (turns + 1):
+    one, several = sides
+    for number, (side, is_apart) in enumerate(
+        [(one, False), (several, False), (several, True)] * (turns + 1)
+    ):
         share = batches // len(side)
         await asyncio.gather(*(part.load(share) for part in side))
         await asyncio.sleep(_SOON_MS[1] / 1000 + 0.2)
         await _quiet(pids)
-        begin = _cpu_seconds(side[0].pids)
-        await asyncio.gather(*(part.take(share) for part in side))
-        await _quiet(side[0].pids)
-        side[0].cpu_s.append(_cpu_seconds(side[0].pids) - begin)
-    for side in sides:
-        del side[0].cpu_s[0]
+        spent = side[0].cpu_apart_s if is_apart else side[0].cpu_s
+        seconds = await _spent(side[0].pids, [partial(part.take, share) for part in side], is_apart=is_apart)
+        if number >= 3:
+            spent.append(seconds)
 
 
 async def shards_start(task: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +238,18 @@ def _names_on(shards: int) -> list[str]:
     """Return a name of a topic for each shard."""
     names = [f"bench-{number}" for number in range(100 * shards)]
     return [next(name for name in names if shard_of(name, shards) == number) for number in range(shards)]
+
+
+async def _spent(pids: list[int], works: Sequence[Callable[[], Awaitable[None]]], *, is_apart: bool) -> float:
+    """Return the CPU time of some work, at the same time or one after the other: apart, no caches are shared."""
+    begin = _cpu_seconds(pids)
+    if is_apart:
+        for work in works:
+            await work()
+    else:
+        await asyncio.gather(*(work() for work in works))
+    await _quiet(pids)  # what is written and sealed later counts, too
+    return _cpu_seconds(pids) - begin
 
 
 async def _quiet(pids: list[int]) -> None:

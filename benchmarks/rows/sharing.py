@@ -166,6 +166,22 @@ ROWS = (
         0.9,
     ),
     Row(
+        "shards-cpu-apart",
+        "shards",
+        "cpu_apart_ratio",
+        "x",
+        "shards-cpu with one shard after the other, as on cores of their own",
+        0.9,
+    ),
+    Row(
+        "shards-deliver-cpu-apart",
+        "shards",
+        "deliver_cpu_apart_ratio",
+        "x",
+        "shards-deliver-cpu with one shard after the other, as on cores of their own",
+        0.9,
+    ),
+    Row(
         "shards-memory",
         "shards-memory",
         "shard_mb",
