@@ -199,6 +199,30 @@ class _SubscriptionFields(Generic[Unset]):
         False,
         switch("Honour delivery times on an exclusive or failover subscription; otherwise they are ignored."),
     )
+    max_delivery_rate: float | Unset = policy(
+        0.0,
+        factor(
+            0,
+            1_000_000_000,
+            "Maximum number of messages delivered per second, to all consumers together; 0: no limit.",
+        ),
+    )
+    max_delivery_burst: int | Unset = policy(
+        0,
+        count(
+            0,
+            1_000_000_000,
+            "Maximum number of messages delivered at once under a delivery rate; 0: a tenth of a second's worth.",
+        ),
+    )
+    max_leased_messages: int | Unset = policy(
+        0,
+        count(
+            0,
+            1_000_000_000,
+            "Maximum number of messages leased at once, to all consumers together; 0: no limit.",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

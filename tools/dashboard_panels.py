@@ -251,10 +251,16 @@ MESSAGES: tuple[Row, ...] = (
                 "Messages a second that were given back, lost their lease, or were sent again.",
             ),
             Panel(
-                "Paused",
+                "Paused or paced",
                 "bool_yes_no",
-                [(_SUBSCRIPTION, f"max by ({_BOTH}) (postdate_subscription_paused{{{_TOPIC}}})")],
-                "Subscriptions whose delivery is paused.",
+                [
+                    (
+                        "paused " + _SUBSCRIPTION,
+                        f"max by ({_BOTH}) (postdate_subscription_paused{{{_TOPIC}}})",
+                    ),
+                    ("paced " + _SUBSCRIPTION, f"max by ({_BOTH}) (postdate_subscription_paced{{{_TOPIC}}})"),
+                ],
+                "Subscriptions whose delivery is paused, and those of which pacing holds ready messages back.",
             ),
         ),
     ),

@@ -74,4 +74,5 @@ def _subscription_snapshots(broker: Broker) -> Iterator[SubscriptionSnapshot]:
                 dead_letters=count_entries(broker.dead_letters.still_held(subscription)),
                 oldest_ready_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
                 paused=subscription.paused,
+                paced=bool(counts.ready) and subscription.pacing.holds(broker.clock.now_ms()),
             )

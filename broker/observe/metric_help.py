@@ -40,7 +40,10 @@ HELP: dict[str, str] = {
     ),
     "delivery_lateness_seconds": (
         "Time from effective time to delivery; from arrival for messages without a delay. Absent until "
-        "something was delivered."
+        "something was delivered. Without messages that pacing held back."
+    ),
+    "paced_delivery_lateness_seconds": (
+        "The same of messages that pacing held back for some of that time. Absent until there was one."
     ),
     "ready_messages": "Unsettled messages that are due and not leased.",
     "leased_messages": "Messages leased to consumers.",
@@ -54,6 +57,7 @@ HELP: dict[str, str] = {
     ),
     "consumers": "Connected consumers.",
     "subscription_paused": "1 if delivery is paused.",
+    "subscription_paced": "1 if ready messages wait for pacing.",
     "produced_messages": "Messages stored.",
     "produced_bytes": "Bytes of the messages stored.",
     "produced_batches": "Produce requests stored.",

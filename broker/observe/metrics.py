@@ -77,6 +77,7 @@ class SubscriptionCounters:
     dropped_moved_messages: int = 0
     dropped_early_messages: int = 0
     lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
+    paced_lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
 
     def clear(self) -> None:
         """Begin anew."""
@@ -186,6 +187,7 @@ class SubscriptionSnapshot:
     dead_letters: int = 0
     oldest_ready_age_ms: int = 0
     paused: bool = False
+    paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,7 @@ SUBSCRIPTION_GAUGES: tuple[str, ...] = (
     "consumers",
     "dead_letter_messages",
     "subscription_paused",
+    "subscription_paced",
 )
 BROKER_COUNTERS: tuple[str, ...] = (
     "journal_records",
@@ -317,6 +320,7 @@ class _Row:
     next_due_ms: int | None = None
     oldest_ready_age_ms: int = 0
     lateness: HistogramStats = _no_lateness
+    paced_lateness: HistogramStats = _no_lateness
 
     def add(self, other: _Row) -> None:
         self.counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
@@ -327,6 +331,8 @@ class _Row:
         self.oldest_ready_age_ms = max(self.oldest_ready_age_ms, other.oldest_ready_age_ms)
         if other.lateness is not _no_lateness:
             self.lateness = self.lateness.plus(other.lateness)
+        if other.paced_lateness is not _no_lateness:
+            self.paced_lateness = self.paced_lateness.plus(other.paced_lateness)
 
 
 class BrokerCollector(Collector):
@@ -391,7 +397,10 @@ class BrokerCollector(Collector):
         yield from _gauge_parts(SUBSCRIPTION_GAUGES, labels, subscriptions)
         yield from _age_parts(labels, subscriptions)
         yield from _dropped_parts(labels, subscriptions)
-        yield from _lateness_parts(labels, subscriptions)
+        yield from _lateness_parts("delivery_lateness_seconds", labels, subscriptions, attrgetter("lateness"))
+        yield from _lateness_parts(
+            "paced_delivery_lateness_seconds", labels, subscriptions, attrgetter("paced_lateness")
+        )
 
     def _gather(
         self, rows: Iterator[_Row], other_labels: tuple[str, ...], into: list[_Row]
@@ -512,7 +521,7 @@ def _topic_row(topic: TopicSnapshot) -> _Row:
 
 def _subscription_row(subscription: SubscriptionSnapshot) -> _Row:
     counters = subscription.counters
-    stats = counters.lateness.stats()
+    stats, paced_stats = counters.lateness.stats(), counters.paced_lateness.stats()
     return _Row(
         (subscription.topic, subscription.subscription),
         _subscription_counts(counters),
@@ -523,9 +532,11 @@ def _subscription_row(subscription: SubscriptionSnapshot) -> _Row:
             subscription.consumers,
             subscription.dead_letters,
             int(subscription.paused),
+            int(subscription.paced),
         ),
         oldest_ready_age_ms=subscription.oldest_ready_age_ms,
         lateness=stats if stats.count else _no_lateness,
+        paced_lateness=paced_stats if paced_stats.count else _no_lateness,
     )
 
 
@@ -574,13 +585,15 @@ def _dropped_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric
         yield family
 
 
-def _lateness_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+def _lateness_parts(
+    name: str, labels: tuple[str, ...], rows: list[_Row], lateness_of: Callable[[_Row], HistogramStats]
+) -> Iterator[Metric]:
     for some in _sliced(rows, len(_no_lateness.counts) + 2):
-        family = histogram("delivery_lateness_seconds", labels)
+        family = histogram(name, labels)
         for row in some:
             # Most subscriptions of a large broker are idle: their twenty empty lines are left out.
-            if row.lateness is not _no_lateness:
-                family.add_metric(row.labels, row.lateness.cumulative(), row.lateness.sum_seconds)
+            if (lateness := lateness_of(row)) is not _no_lateness:
+                family.add_metric(row.labels, lateness.cumulative(), lateness.sum_seconds)
         yield family
 
 

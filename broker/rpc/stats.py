@@ -84,6 +84,8 @@ async def _subscription_stats(
     subscription.consumers.expire_leases()  # without consumers nobody does it, and nobody holds what is overdue
     age_ms = await topic.counts.find_oldest_age_ms(subscription)
     counts = topic.subscription_counts(subscription)
+    pacing = subscription.pacing
+    paced = bool(counts.ready) and pacing.holds(broker.clock.now_ms())
     return admin_pb2.SubscriptionStats(
         name=subscription.name,
         type=api_type(subscription),
@@ -94,4 +96,6 @@ async def _subscription_stats(
         oldest_ready_age_ms=age_ms if counts.ready else 0,
         consumers=len(subscription.consumers),
         paused=subscription.paused,
+        paced=paced,
+        paced_until_ms=pacing.held_through_ms if paced and not pacing.waits_for_leases else 0,
     )

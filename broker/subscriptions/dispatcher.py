@@ -98,20 +98,33 @@ class Dispatcher:
         subscription.consumers.expire_leases()
         if not self._ownership.holds():  # nobody would be sent it; `Registry.wake` tells when they would
             return False
+        policy, leases = subscription.policy, subscription.states.leases
+        leased_count = leases.count() if policy.max_leased_messages else 0
+        subscription.pacing.look(policy, leased_count, self._clock.monotonic_ns(), self._clock.now_ms())
         return await self._steps.step()
 
     def _idle_seconds(self) -> float:
         """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""
         subscription = self._subscription
         wait_ms = float(self._clock_recheck_ms)
-        not_before_ms = subscription.states.redelivery.next_ms()
+        next_ms = self._until_next_ms()
         # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
-        if not_before_ms is not None and self._steps.has_taker and not self._is_held_up(not_before_ms):
-            wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
+        if next_ms is not None and self._steps.has_taker:
+            wait_ms = min(wait_ms, next_ms)
         deadline_ns = subscription.states.leases.next_deadline_ns()
         if deadline_ns is not None:
             wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
         return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
+
+    def _until_next_ms(self) -> float | None:
+        """Return the time until a consumer that may take could be given a message; None if no time brings one."""
+        pacing = self._subscription.pacing
+        if not pacing.room:  # whatever else comes waits for it
+            return None if pacing.next_ns is None else (pacing.next_ns - self._clock.monotonic_ns()) / 1e6
+        not_before_ms = self._subscription.states.redelivery.next_ms()
+        if not_before_ms is None or self._is_held_up(not_before_ms):
+            return None
+        return not_before_ms - self._clock.now_ms()
 
     def _is_held_up(self, due_ms: int) -> bool:
         """Return whether what is due at a time waits for the ownership and not for that time."""
@@ -134,7 +147,7 @@ class TakeTurns:
         """Hand out one batch, or look for one; False when there is nothing to do."""
         subscription = self._subscription
         consumer = self._next_consumer()
-        if consumer is None:
+        if consumer is None or not subscription.pacing.room:
             return False
         limit = self._limit(consumer)
         if returned := subscription.states.take(self._clock.now_ms(), limit):
@@ -177,7 +190,8 @@ class TakeTurns:
     def _limit(self, consumer: Consumer) -> int:
         """Return how many messages one step hands out at most."""
         limits = self._subscription.limits
-        return min(consumer.permits, limits.batch_entries, self._out.fitting_frame())
+        room = self._subscription.pacing.room
+        return min(consumer.permits, limits.batch_entries, self._out.fitting_frame(), room)
 
     async def _read_and_hand_out(self, consumer: Consumer, taken: Taken) -> None:
         read = await self._read_taken(taken)

@@ -262,9 +262,9 @@ class HandOut:
             self._subscription.states.put_back(time_ms, entries_in(taken, at))
 
     def fitting(self, consumer: Consumer, lengths: Array) -> int:
-        """Count the messages that fit the consumer's permits; a larger one is sent when it holds nothing. They must be
-        delivered now, as the room for them is taken."""
-        fitting = min(len(lengths), max(0, consumer.permits))
+        """Count the messages that fit the pacing and the consumer's permits; a larger one is sent when it holds
+        nothing. They must be delivered now, as the room for them is taken."""
+        fitting = min(len(lengths), max(0, consumer.permits), self._subscription.pacing.room)
         if fitting and consumer.counts_bytes:
             fitting = min(fitting, prefix_within(lengths, consumer.permit_bytes))
             if not fitting and not self._subscription.states.leases.held(consumer.consumer_id):
@@ -291,7 +291,9 @@ class HandOut:
             attempts=self.attempts(ledger_ids, entry_ids),
             frames_bytes=frames_bytes,
         )
-        deadline_ns = lease_end_ns(self._clock.monotonic_ns(), consumer.lease_ms)
+        now_ns = self._clock.monotonic_ns()
+        deadline_ns = lease_end_ns(now_ns, consumer.lease_ms)
+        subscription.pacing.handed_out(len(batch), now_ns)
         subscription.states.handed_out(consumer.consumer_id, entries_in(taken, chosen), deadline_ns)
         consumer.charge(len(batch), frames_bytes)
         consumer.deliver(batch)
@@ -300,7 +302,12 @@ class HandOut:
         counters.delivered_bytes += frames_bytes
         if subscription.honors_delay:
             counters.early_deliveries += int((read.times[chosen] > now_ms).sum())
-        counters.lateness.observe_many(now_ms - effective_ms)
+        late_ms = now_ms - effective_ms
+        if held_through_ms := subscription.pacing.held_through_ms:
+            was_held = effective_ms <= held_through_ms
+            counters.paced_lateness.observe_many(late_ms[was_held])
+            late_ms = late_ms[~was_held]
+        counters.lateness.observe_many(late_ms)
 
     def attempts(self, ledger_ids: Int64Column, entry_ids: UInt32Column) -> UInt32Column:
         """Return which delivery of each entry the next one would be: 1 for the first."""

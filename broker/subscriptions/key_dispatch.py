@@ -70,7 +70,8 @@ class KeyDispatch:
         subscription = self._subscription
         self._notice_clear()
         room = self._look_around()
-        limit = min(int(room.sum()), subscription.limits.batch_entries, self._out.fitting_frame())
+        at_once = min(subscription.limits.batch_entries, self._out.fitting_frame(), subscription.pacing.room)
+        limit = min(int(room.sum()), at_once)
         if not limit:
             return False
         if returned := subscription.states.take(self._clock.now_ms(), limit):

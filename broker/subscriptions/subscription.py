@@ -43,6 +43,7 @@ from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.decisions import Decisions
 from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
 from broker.subscriptions.entry_times import TimesCapture
+from broker.subscriptions.pacing import Pacing
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import MessageLogs, Reasons
 from broker.subscriptions.replay import ReplayQueue
@@ -105,6 +106,7 @@ class Subscription:
         self.changed = False  # since the cursor's file was written
         # volatile
         self.work = Signal()
+        self.pacing = Pacing()
         self.decisions = Decisions(
             topic_id,
             image.subscription_id,
@@ -213,6 +215,7 @@ class Subscription:
         self.image = replace(self.image, policy=record.policy, paused=record.paused)
         self.policy = self.decisions.policy = effective(record.policy, self._services.defaults)
         self.consumers.pause(paused=record.paused)
+        self.pacing.forget()
         honors_delay = self.type.honors_delay(self.policy.honor_delay)
         if self.honors_delay != honors_delay:
             self.honors_delay = honors_delay
@@ -303,6 +306,8 @@ class Subscription:
 
     def _lease_ended(self, consumer_id: str) -> None:
         self.consumers.lease_ended(consumer_id)
+        if self.pacing.waits_for_leases:
+            self.work.set()
 
     def _end_streams(self) -> None:
         """Let all consumers go; who comes next is the first one, and starts catch-up."""

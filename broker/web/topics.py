@@ -74,6 +74,8 @@ class SubscriptionRow:
     name: str
     type: str
     paused: bool
+    paced: str
+    """The limit of pacing that ready messages wait for; empty if none."""
     honors_delay: bool
     ready: int
     leased: int
@@ -81,6 +83,7 @@ class SubscriptionRow:
     dead_letters: int
     oldest_age_ms: int
     late_p99_ms: float
+    paced_p99_ms: float | None
     delivered: int
     early: int
     consumers: Sequence[ConsumerRow]
@@ -211,10 +214,12 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         consumer.consumer_id: count_entries(subscription.states.leases.held(consumer.consumer_id))
         for consumer in consumers[:_CONSUMERS_SHOWN]
     }
+    paced_lateness = subscription.counters.paced_lateness.stats()
     return SubscriptionRow(
         name=subscription.name,
         type=subscription.type.name,
         paused=subscription.paused,
+        paced=_paced(subscription, broker.clock.now_ms()) if counts.ready else "",
         honors_delay=subscription.honors_delay,
         ready=counts.ready,
         leased=counts.leased,
@@ -222,6 +227,7 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         dead_letters=count_entries(broker.dead_letters.still_held(subscription)),
         oldest_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
         late_p99_ms=quantile_ms(subscription.counters.lateness.stats(), 0.99),
+        paced_p99_ms=quantile_ms(paced_lateness, 0.99) if paced_lateness.count else None,
         delivered=subscription.counters.delivered_messages,
         early=subscription.counters.early_deliveries,
         consumers=[
@@ -237,6 +243,15 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         permits=sum(consumer.permits for consumer in consumers),
         settings=_settings(effective, subscription.image.policy),
     )
+
+
+def _paced(subscription: Subscription, now_ms: int) -> str:
+    pacing = subscription.pacing
+    if not pacing.holds(now_ms):
+        return ""
+    if pacing.waits_for_leases:
+        return "paced: as many leased as may be"
+    return f"paced: next in {show(SettingKind.DURATION, pacing.held_through_ms - now_ms)}"
 
 
 def _state(draining: bool, silent: bool, permits: int) -> str:

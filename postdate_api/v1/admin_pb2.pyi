@@ -94,7 +94,7 @@ class BucketPolicy(_message.Message):
     def __init__(self, max_buckets: _Optional[int] = ..., min_index_count: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicy(_message.Message):
-    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic")
+    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic", "max_delivery_rate", "max_delivery_burst", "max_leased_messages")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     INITIAL_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,9 @@ class SubscriptionPolicy(_message.Message):
     HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
     MAX_DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_RATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_BURST_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEASED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     initial_backoff_ms: int
     max_backoff_ms: int
@@ -109,7 +112,10 @@ class SubscriptionPolicy(_message.Message):
     honor_delay: bool
     max_delivery_attempts: int
     dead_letter_topic: str
-    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
+    max_delivery_rate: float
+    max_delivery_burst: int
+    max_leased_messages: int
+    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ..., max_delivery_rate: _Optional[float] = ..., max_delivery_burst: _Optional[int] = ..., max_leased_messages: _Optional[int] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "policy", "effective_policy", "create_time_ms")
@@ -518,7 +524,7 @@ class IndexStats(_message.Message):
     def __init__(self, buckets: _Optional[int] = ..., loaded_entries: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., rebuilds: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("name", "type", "ready_messages", "leased_messages", "scheduled_messages", "dead_letter_messages", "oldest_ready_age_ms", "consumers", "paused")
+    __slots__ = ("name", "type", "ready_messages", "leased_messages", "scheduled_messages", "dead_letter_messages", "oldest_ready_age_ms", "consumers", "paused", "paced", "paced_until_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     READY_MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +534,8 @@ class SubscriptionStats(_message.Message):
     OLDEST_READY_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PACED_FIELD_NUMBER: _ClassVar[int]
+    PACED_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: _consumer_pb2.SubscriptionType
     ready_messages: int
@@ -537,7 +545,9 @@ class SubscriptionStats(_message.Message):
     oldest_ready_age_ms: int
     consumers: int
     paused: bool
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., ready_messages: _Optional[int] = ..., leased_messages: _Optional[int] = ..., scheduled_messages: _Optional[int] = ..., dead_letter_messages: _Optional[int] = ..., oldest_ready_age_ms: _Optional[int] = ..., consumers: _Optional[int] = ..., paused: bool = ...) -> None: ...
+    paced: bool
+    paced_until_ms: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., ready_messages: _Optional[int] = ..., leased_messages: _Optional[int] = ..., scheduled_messages: _Optional[int] = ..., dead_letter_messages: _Optional[int] = ..., oldest_ready_age_ms: _Optional[int] = ..., consumers: _Optional[int] = ..., paused: bool = ..., paced: bool = ..., paced_until_ms: _Optional[int] = ...) -> None: ...
 
 class VerifyTopicRequest(_message.Message):
     __slots__ = ("name",)

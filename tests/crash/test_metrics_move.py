@@ -63,6 +63,10 @@ NAMED = {
         "tests/crash/test_bucket_faults.py",
         "test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly",
     ),
+    "postdate_paced_delivery_lateness_seconds": (
+        "tests/unit/topics/test_counters.py",
+        "test_what_pacing_holds_back_is_shown_and_counted_apart",
+    ),
     "postdate_refused_batches": (
         "tests/unit/topics/test_counters.py",
         "test_repeats_and_refusals_are_counted",
@@ -78,6 +82,10 @@ NAMED = {
     "postdate_security_reloads": (
         "tests/wire/test_tls.py",
         "test_new_certificate_is_served_without_a_restart",
+    ),
+    "postdate_subscription_paced": (
+        "tests/unit/topics/test_counters.py",
+        "test_what_pacing_holds_back_is_shown_and_counted_apart",
     ),
     "postdate_tls_certificate_expiry_timestamp_seconds": (
         "tests/wire/test_tls.py",

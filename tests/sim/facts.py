@@ -9,6 +9,7 @@ from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from tests import reference
 from tests.harness import Outgoing
+from tests.sim.pacing import Pace
 
 if TYPE_CHECKING:
     from tests.sim.traffic import SimConsumer
@@ -97,6 +98,8 @@ class SubscriptionModel(reference.Subscription[Message]):
     last_live: dict[str, tuple[int, Position]] = field(default_factory=dict)
     last_live_us: dict[str, int] = field(default_factory=dict)
     catchup_count: int = 0  # how often the broker began to catch up, as far as it was noticed
+    paces: list[Pace] = field(default_factory=list)  # that may be in force
+    changes_pace: bool = False
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

@@ -27,6 +27,7 @@ from tests.sim.facts import (
     TopicModel,
 )
 from tests.sim.keys import check_key
+from tests.sim.pacing import check_pace, end_paces, pace_of
 from tests.sim.reclaim import note_ledgers
 from tests.sim.world import World
 
@@ -158,6 +159,7 @@ class Model:
             subscription_id=subscription_id,
             policy=creation.policy,
             created=self.tick(),
+            paces=[pace_of(creation.policy)],
         )
         subscription.seek(start, {message: message for message in topic.by_position.values()})
         topic.subscriptions.append(subscription)
@@ -173,6 +175,7 @@ class Model:
     ) -> None:
         """A batch was put into a consumer's outbox, now."""
         self._check_taker(subscription, consumer, batch)
+        check_pace(self.world, subscription, len(batch))
         columns = zip(
             batch.ledger_ids.tolist(),
             batch.entry_ids.tolist(),
@@ -214,7 +217,10 @@ class Model:
                     last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
                 )
                 subscription.last_live[lane], subscription.last_live_us[lane] = max(last, key), now_us
-            if self.world.is_calm and not is_shared_by_key:  # a key may wait for its former consumer
+            is_paced = not all(pace.is_free for pace in subscription.paces)
+            if (
+                self.world.is_calm and not is_paced and not is_shared_by_key
+            ):  # a key may wait for its former consumer
                 self._check_prompt(where, message, fact, max(last_us, consumer.attached_us))
             self._note_causes(fact)
             subscription.send(fact, consumer, attempt, now_ms, now_us * 1000, consumer.lease_ms)
@@ -427,6 +433,7 @@ class Model:
             for subscription in topic.subscriptions:
                 subscription.attached.clear()
                 subscription.stalled_us = None
+                end_paces(subscription)
                 for fact in subscription.entries.values():
                     fact.end_life(now_ns, cleanly=cleanly)
                     fact.lost_us = None

@@ -42,6 +42,7 @@ _SUBSCRIPTION = "broker.subscriptions.subscription"
 _STATES = "broker.subscriptions.entry_states"
 _CONSUMERS = "broker.subscriptions.consumers"
 _REQUESTS = "broker.subscriptions.requests"
+_PACING = "broker.subscriptions.pacing"
 _PUMP = "broker.delayed.index_pump"
 _FEED = "broker.delayed.index_feed"
 _CHECKPOINT = "broker.folder.checkpoint"
@@ -352,6 +353,31 @@ MUTATIONS = (
         _CONSUMERS,
         "            reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST",
         "            reason = ReturnReason.RELEASED",
+    ),
+    # -- pacing
+    _bug(
+        "a rate does not count what is handed out",
+        _PACING,
+        "            self._level -= count * _MESSAGE",
+        "            pass",
+    ),
+    _bug(
+        "a change of the policy fills the bucket",
+        _PACING,
+        "            self._level = min(self._level, _capacity(burst))",
+        "            self._level = _capacity(burst)",
+    ),
+    _bug(
+        "more are leased than may be",
+        _PACING,
+        "            self.room = min(self.room, policy.max_leased_messages - leased_count)",
+        "            pass",
+    ),
+    _bug(
+        "the end of a lease lets nothing go",
+        _SUBSCRIPTION,
+        "        if self.pacing.waits_for_leases:\n            self.work.set()",
+        "        pass",
     ),
 )
 

@@ -9,6 +9,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
 from tests.reference import Violation, require
 from tests.sim.model import Model, SubscriptionModel
+from tests.sim.pacing import is_full, longest_wait_us
 from tests.sim.reclaim import note_ledgers
 from tests.sim.traffic import PAYLOAD_BYTES_MAX, SimConsumer
 from tests.sim.world import Life, World
@@ -56,7 +57,7 @@ class Probe:
     def _check_progress(self, mine: SubscriptionModel) -> None:
         world = self._world
         now_us = world.loop.now_us()
-        if now_us < world.slow_until_us or not self._somebody_can_take(mine):
+        if now_us < world.slow_until_us or not self._somebody_can_take(mine) or is_full(world, mine):
             mine.stalled_us = None
             return
         held_keys = mine.held_keys()
@@ -76,7 +77,7 @@ class Probe:
             mine.stalled_us = now_us
         # A timer that ran when the clock was stepped need not notice before it ends.
         limit_us = max(mine.stalled_us, world.wall.disturbed_us + world.config.tuning.clock_recheck_ms * 1000)
-        if now_us > limit_us + world.slack_us:
+        if now_us > limit_us + world.slack_us + longest_wait_us(mine):
             seconds = (now_us - mine.stalled_us) / 1e6
             raise Violation("I11", f"{mine} {waiting.position} could be delivered for {seconds:.1f} s")
 

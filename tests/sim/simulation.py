@@ -33,6 +33,7 @@ from tests.harness import DAY_MS, EARLIEST, LATEST, Outgoing
 from tests.reference import Violation, honors_delay, require
 from tests.sim.endings import drain_everything, end_life, open_life
 from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel
+from tests.sim.pacing import SHARE, change_pace, random_pace
 from tests.sim.probe import Probe
 from tests.sim.reclaim import note_ledgers
 from tests.sim.settings import (
@@ -113,6 +114,8 @@ class Simulation:
         self._payloads = Payloads(world.rng("payloads"))
         self.consumers: dict[SimConsumer, asyncio.Task[None]] = {}
         self._busy: list[str] = []  # names whose topic or subscription is being made or deleted
+        self._pacing_rng = world.rng("pacing")  # of its own: seeds without it stay as they were
+        self._has_pacing = self._pacing_rng.random() < SHARE
         self._has_long_delays = self.rng.random() < 0.5
         if self.rng.random() < _CALM_SHARE:
             self._calm_down()
@@ -125,6 +128,7 @@ class Simulation:
         for _ in range(self._steps):
             action = self.rng.choices(self._actions, self._weights)[0]
             await action()
+            self._change_pace()
             await self._pause()
             if not self.life.serves:
                 await self.recover()
@@ -255,6 +259,8 @@ class Simulation:
             )
         )
         policy = random_subscription_policy(rng, honor_delay=rng.random() < 0.5)
+        if self._has_pacing:
+            policy = replace(policy, **random_pace(self._pacing_rng))
         creation = Creation(
             topic=mine,
             name=name,
@@ -351,6 +357,15 @@ class Simulation:
         mine = self._any_subscription()
         if mine is not None:
             self.life.spawn(ack_unknown(self.life, find(self.life, mine)[1], mine, self.rng))
+
+    def _change_pace(self) -> None:
+        if self._has_pacing and self._pacing_rng.random() < 0.1:
+            known = list(self.model.subscriptions())
+            if known and self.life.serves:
+                mine = self._pacing_rng.choice(known)
+                topic, subscription = find(self.life, mine)
+                rng = random.Random(self._pacing_rng.random())
+                self.life.spawn(change_pace(self.life, topic, subscription, mine, rng))
 
     def _any_subscription(self) -> SubscriptionModel | None:
         known = list(self.model.subscriptions())

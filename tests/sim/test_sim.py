@@ -56,6 +56,8 @@ LEAST = {
     "batches lost unanswered": 90,
     "batches recovered unanswered": 4,
     "liveness checks": 3600,
+    "handed out by a pace": 2000,
+    "paces changed": 60,
     "lateness checks": 900,  # not of KEY_SHARED: there a key may wait for its former consumer
     "subscriptions drained": 540,
     "messages reclaimed": 6000,

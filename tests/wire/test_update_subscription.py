@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -59,8 +61,11 @@ async def test_a_new_lease_counts_for_consumers_that_come(wire: Wire):
         (Policy(), ("lease_ms", "nonsense"), "UNKNOWN_POLICY_FIELD"),
         (Policy(lease_ms=-1), ("lease_ms",), "INVALID_POLICY"),
         (Policy(dead_letter_topic="a/b"), ("dead_letter_topic",), "INVALID_NAME"),
+        (Policy(max_delivery_rate=math.nan), ("max_delivery_rate",), "INVALID_POLICY"),
+        (Policy(max_delivery_rate=-0.1), ("max_delivery_rate",), "INVALID_POLICY"),
+        (Policy(max_leased_messages=2**31), ("max_leased_messages",), "INVALID_POLICY"),
     ],
-    ids=["nothing named", "no such field", "out of range", "no name"],
+    ids=["nothing named", "no such field", "out of range", "no name", "no rate", "below none", "too many"],
 )
 async def test_an_update_that_cannot_be_is_refused(
     wire: Wire, policy: Policy, paths: tuple[str, ...], reason: str
@@ -134,6 +139,38 @@ async def test_other_settings_end_no_stream(wire: Wire):
     await update(wire, Policy(max_backoff_ms=5_000, honor_delay=True), "max_backoff_ms", "honor_delay")
     await wire.produce("t", b"1")
     assert (await stream.delivery()).message.payload == b"1"
+
+
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
+async def test_pacing_changes_while_a_consumer_waits(wire: Wire, type_: int):
+    stream = await wire.subscribe("t", type=type_, initial_position=EARLIEST)
+    await update(wire, Policy(max_delivery_rate=0.001), "max_delivery_rate")
+    ids = await wire.produce("t", *(Message(payload=b"%d" % i, key="k") for i in range(5)))
+    assert ids_of(await stream.deliveries(1)) == ids[:1]
+    await stream.stays_quiet()
+    shown = (await wire.stats("t")).subscriptions[0]
+    assert (shown.ready_messages, shown.paced) == (4, True)
+    assert 900_000 < shown.paced_until_ms - now_ms() <= 1_000_000
+    await update(wire, Policy(max_leased_messages=3), "max_delivery_rate", "max_leased_messages")
+    assert ids_of(await stream.deliveries(2)) == ids[1:3]
+    await stream.stays_quiet()
+    shown = (await wire.stats("t")).subscriptions[0]
+    assert (shown.leased_messages, shown.paced, shown.paced_until_ms) == (3, True, 0)
+    await stream.ack(ids[:1])
+    assert ids_of(await stream.deliveries(1)) == ids[3:4]
+    await stream.stays_quiet()
+    await update(wire, Policy(), "max_leased_messages")
+    assert ids_of(await stream.deliveries(1)) == ids[4:]
+    shown = (await wire.stats("t")).subscriptions[0]
+    assert (shown.ready_messages, shown.paced) == (0, False)
+
+
+async def test_receive_finds_nothing_while_the_rate_is_used_up(wire: Wire):
+    await wire.create_subscription("t", policy=Policy(max_delivery_rate=0.001))
+    await wire.produce("t", b"1", b"2")
+    for count in (1, 0):
+        received = await wire.receive("t", max_messages=10, wait_ms=50)
+        assert len(received.deliveries) == count
 
 
 async def test_settings_that_do_not_go_together_are_refused(wire: Wire):

@@ -231,7 +231,7 @@ class TopicPolicyRecord(_message.Message):
     def __init__(self, tracker: _Optional[int] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., min_index_count: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., max_buckets: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ..., delayed_delivery: _Optional[int] = ..., retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., max_pending_messages: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., max_produce_rate: _Optional[int] = ..., overdue_action: _Optional[int] = ..., dedup_window_ms: _Optional[int] = ..., dedup_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicyRecord(_message.Message):
-    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic")
+    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic", "max_delivery_rate", "max_delivery_burst", "max_leased_messages")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     INITIAL_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,9 @@ class SubscriptionPolicyRecord(_message.Message):
     HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
     MAX_DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_RATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_BURST_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEASED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     initial_backoff_ms: int
     max_backoff_ms: int
@@ -246,7 +249,10 @@ class SubscriptionPolicyRecord(_message.Message):
     honor_delay: bool
     max_delivery_attempts: int
     dead_letter_topic: str
-    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
+    max_delivery_rate: float
+    max_delivery_burst: int
+    max_leased_messages: int
+    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ..., max_delivery_rate: _Optional[float] = ..., max_delivery_burst: _Optional[int] = ..., max_leased_messages: _Optional[int] = ...) -> None: ...
 
 class CursorFile(_message.Message):
     __slots__ = ("topic_id", "subscription_id", "settled", "attempts", "waiting", "dead_letters", "reasons")

@@ -110,6 +110,13 @@ class SubscriptionPolicy:
     """Topic of dead letters; if not set, TOPIC~NAME~dead-letters."""
     honor_delay: bool | None = None
     """Honour delivery times on an exclusive or failover subscription; otherwise they are ignored."""
+    max_delivery_rate: float | None = None
+    """Maximum number of messages delivered per second, to all consumers together; 0: no limit."""
+    max_delivery_burst: int | None = None
+    """Maximum number of messages delivered at once under a delivery rate; 0: a tenth of a second's
+    worth."""
+    max_leased_messages: int | None = None
+    """Maximum number of messages leased at once, to all consumers together; 0: no limit."""
 
 
 class TopicChanges(TypedDict, total=False):
@@ -144,3 +151,6 @@ class SubscriptionChanges(TypedDict, total=False):
     backoff_multiplier: float | None
     dead_letter_topic: str | None
     honor_delay: bool | None
+    max_delivery_rate: float | None
+    max_delivery_burst: int | None
+    max_leased_messages: int | None

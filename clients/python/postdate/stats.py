@@ -31,6 +31,7 @@ class SubscriptionStats:
     Ready could be delivered now, leased is held by a consumer, scheduled waits for its time or for its
     redelivery, and dead letters are those that were given up here and are neither requeued nor purged.
     `oldest_ready_age` counts from when the oldest ready message was due or produced; zero if none is ready.
+    While `paced`, ready messages wait for `max_delivery_rate`, until `paced_until`, or for `max_leased_messages`.
     """
 
     name: str
@@ -42,6 +43,8 @@ class SubscriptionStats:
     oldest_ready_age: timedelta
     consumers: int
     paused: bool
+    paced: bool
+    paced_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +100,6 @@ def _subscription_stats(stats: admin_pb2.SubscriptionStats) -> SubscriptionStats
         oldest_ready_age=span(stats.oldest_ready_age_ms),
         consumers=stats.consumers,
         paused=stats.paused,
+        paced=stats.paced,
+        paced_until=moment_or_none(stats.paced_until_ms),
     )

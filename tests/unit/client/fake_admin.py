@@ -251,6 +251,8 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
                     dead_letter_messages=len(subscription.dead_letters),
                     oldest_ready_age_ms=1500,
                     paused=subscription.paused,
+                    paced=True,
+                    paced_until_ms=self.knobs.due_ms[0],
                 )
                 for each, subscription in topic.subscriptions.items()
             ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -73,6 +73,11 @@ async def test_stats_and_server_info(broker: FakeBroker, client: postdate.Client
         timedelta(milliseconds=1500),
         False,
     )
+    assert (stats.subscriptions[0].paced, stats.subscriptions[0].paced_until) == (True, None)
+    broker.knobs.due_ms = (1_000, 2_000)
+    (stats,) = await client.stats("t")
+    assert stats.subscriptions[0].paced_until == datetime.fromtimestamp(1, UTC)
+    broker.knobs.due_ms = (0, 0)
     for name in "abcd":
         await client.topics.create(name)
     assert [each.topic for each in await client.stats()] == ["a", "b", "c", "d", "t"]

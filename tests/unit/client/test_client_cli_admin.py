@@ -104,10 +104,20 @@ async def test_stats_table_has_every_count(broker: FakeBroker, postdate: Run) ->
     await postdate("subscription", "create", "t", "s")
     await postdate("subscription", "pause", "t", "s")
     table = await postdate("stats")
-    for column in ("oldest ready", "leased", "scheduled", "dead letters", "consumers", "paused", "1.5s"):
+    for column in (
+        "oldest ready",
+        "leased",
+        "scheduled",
+        "dead letters",
+        "consumers",
+        "paused",
+        "paced",
+        "1.5s",
+    ):
         assert column in table.out
     found = (await postdate("stats", "-o", "json")).json[0]["subscriptions"][0]
     assert (found["oldest_ready_age_ms"], found["paused"], found["type"]) == (1500, True, "SHARED")
+    assert (found["paced"], found["paced_until"]) == (True, None)
 
 
 @pytest.fixture

@@ -47,6 +47,9 @@ FULL_SUBSCRIPTION = postdate.SubscriptionPolicy(
     backoff_multiplier=1.5,
     dead_letter_topic="lost",
     honor_delay=False,
+    max_delivery_rate=1.5,
+    max_delivery_burst=16,
+    max_leased_messages=17,
 )
 
 

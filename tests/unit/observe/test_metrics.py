@@ -206,9 +206,12 @@ def test_no_counter_is_forgotten() -> None:
         return {each.name for each in fields(counters)}
 
     assert set(TOPIC_COUNTERS) == names(TopicCounters)
-    assert {*SUBSCRIPTION_COUNTERS, *(name for name, _ in DROPPED_REASONS), "lateness"} == names(
-        SubscriptionCounters
-    )
+    assert {
+        *SUBSCRIPTION_COUNTERS,
+        *(name for name, _ in DROPPED_REASONS),
+        "lateness",
+        "paced_lateness",
+    } == names(SubscriptionCounters)
     assert {*BROKER_COUNTERS, *(name for name, _ in BROKER_HISTOGRAMS)} | {
         "backup_last_ms",
         "backup_last_seconds",

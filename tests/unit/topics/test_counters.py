@@ -9,6 +9,7 @@ import pytest
 
 from broker.errors import InvalidRequest, LimitReached, NotFound
 from broker.model import Position
+from broker.policy import SubscriptionPolicy
 from broker.subscriptions.handout import HandOut
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
@@ -39,6 +40,23 @@ def test_repeats_and_refusals_are_counted() -> None:
         with moves(node.broker, "postdate_refused_batches"), pytest.raises((InvalidRequest, LimitReached)):
             await node.produce("orders", [Outgoing(b"a", schedule_key="k", deliver_after_ms=9_000)] * 2)
         assert counters.refused_batches == 1
+
+    on_node(scenario)
+
+
+def test_what_pacing_holds_back_is_shown_and_counted_apart() -> None:
+    async def scenario(node: Node) -> None:
+        policy = SubscriptionPolicy(max_delivery_rate=0.5)
+        subscription = await node.create_subscription("orders", "one", policy=policy)
+        inbox = node.attach(node.topic("orders"), subscription)
+        with moves(node.broker, "postdate_subscription_paced", "postdate_delivery_lateness_seconds"):
+            await node.produce("orders", [Outgoing(b"a"), Outgoing(b"b")])
+            await inbox.wait(1)
+        assert subscription.counters.paced_lateness.stats().count == 0, "the first one was not held back"
+        with moves(node.broker, "postdate_subscription_paced", "postdate_paced_delivery_lateness_seconds"):
+            await inbox.wait(1)
+        assert subscription.counters.lateness.stats().count == 1
+        assert subscription.counters.paced_lateness.stats().max_seconds == pytest.approx(2, abs=0.01)
 
     on_node(scenario)
 

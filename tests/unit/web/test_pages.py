@@ -16,7 +16,9 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.policy import OVERDUE_DEAD_LETTER, TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
 from broker.storage.records import GivenBack, ReturnReason
+from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.types import SubscriptionType
+from broker.topics import control
 from broker.web import changes, overview
 from broker.web.calendar_window import start_name
 from broker.web.render import Renderer, compact
@@ -517,6 +519,32 @@ async def test_a_range_that_topics_left_unread_may_hold_is_told_to_have_gaps(mak
     assert ">first<" not in text and told in text
     monkeypatch.setattr("broker.web.scheduled._TOPICS_MERGED", 2)
     assert told not in await pages.get(f"/scheduled?from={start}")
+
+
+async def test_what_pacing_holds_back_is_shown_with_the_subscription(make_pages):
+    pages = await filled(make_pages)
+    topic = pages.broker.registry.topic("orders")
+    assert "paced:" not in await pages.get("/topics/orders")
+    billing = topic.subscription("billing")
+    await control.update_policy(
+        topic, billing, SubscriptionPolicy(max_delivery_rate=0.01), {"max_delivery_rate"}
+    )
+    consumer = Consumer("c", "c", 60_000)
+    consumer.grant(10, 0)
+    topic.subscriptions.attach(billing, consumer)
+    await pages.produce("orders", Outgoing(b"1"), Outgoing(b"2"))
+    await asyncio.wait_for(consumer.wakeup.wait(), 10)
+    consumer.next_nowait()
+    billing.work.set()
+    await asyncio.sleep(0)
+    text = await pages.get("/topics/orders")
+    assert re.search(r"paced: next in \d+m?s", text)
+    assert "99th lateness, paced" not in text
+    given = SubscriptionPolicy(max_leased_messages=1)
+    await control.update_policy(topic, billing, given, {"max_delivery_rate", "max_leased_messages"})
+    await asyncio.sleep(0)
+    assert "paced: as many leased as may be" in await pages.get("/topics/orders")
+    topic.subscriptions.detach(billing, consumer)
 
 
 async def test_pause_resume_and_skip(make_pages):

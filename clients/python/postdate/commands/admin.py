@@ -363,7 +363,7 @@ def stats(settings: Settings, topics: tuple[str, ...]) -> None:
     emit_rows(settings, rows, columns, f"Topics, times in {local_zone(datetime.now(UTC))}")
     rows = [_counts(each.topic, one) for each in found for one in each.subscriptions]
     columns = ["topic", "subscription", "type", "ready", "oldest_ready", "leased", "scheduled"]
-    emit_rows(settings, rows, [*columns, "dead_letters", "consumers", "paused"], "Subscriptions")
+    emit_rows(settings, rows, [*columns, "dead_letters", "consumers", "paused", "paced"], "Subscriptions")
 
 
 def _counts(topic: str, stats: postdate.SubscriptionStats) -> dict[str, Any]:
@@ -379,6 +379,7 @@ def _counts(topic: str, stats: postdate.SubscriptionStats) -> dict[str, Any]:
         "dead_letters": stats.dead_letter_messages,
         "consumers": stats.consumers,
         "paused": stats.paused,
+        "paced": stats.paced,
     }
 
 

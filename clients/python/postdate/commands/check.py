@@ -196,7 +196,7 @@ def _of_topic(topic: postdate.TopicStats, now: datetime, limits: CheckLimits) ->
 def _of_subscription(
     name: str, stats: postdate.SubscriptionStats, limits: CheckLimits
 ) -> Iterator[CheckedValue]:
-    note = " (paused)" if stats.paused else ""
+    note = " (paused)" if stats.paused else " (paced)" if stats.paced else ""
     if limits.max_ready_age is not None:
         yield CheckedValue(name, "ready_age", stats.oldest_ready_age, limits.max_ready_age, note=note)
     if limits.max_ready is not None:

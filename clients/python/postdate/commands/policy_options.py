@@ -158,4 +158,22 @@ SUBSCRIPTION_OPTIONS = (
         0,
         "Honour delivery times on an exclusive or failover subscription; otherwise they are ignored.",
     ),
+    PolicyOption(
+        "max_delivery_rate",
+        "factor",
+        0,
+        "Maximum number of messages delivered per second, to all consumers together; 0: no limit.",
+    ),
+    PolicyOption(
+        "max_delivery_burst",
+        "count",
+        0,
+        "Maximum number of messages delivered at once under a delivery rate; 0: a tenth of a second's worth.",
+    ),
+    PolicyOption(
+        "max_leased_messages",
+        "count",
+        0,
+        "Maximum number of messages leased at once, to all consumers together; 0: no limit.",
+    ),
 )

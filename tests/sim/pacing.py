@@ -1,0 +1,120 @@
+"""Pacing in a simulation: policies that some seeds have, and what they allow, judged at each hand-out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import NotFound, StorageFailed, Unavailable
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.topics import control
+from broker.topics.topic import Topic
+from tests.reference import require
+
+if TYPE_CHECKING:
+    from tests.sim.facts import SubscriptionModel
+    from tests.sim.world import Life, World
+
+SHARE = 0.3
+"""Of the seeds."""
+
+
+@dataclass(eq=False)
+class Pace:
+    """One policy of a subscription, and the plainest bucket: the burst, one, and what the rate makes of the time."""
+
+    rate: float = 0.0
+    burst: int = 0
+    leased: int = 0
+    left: float | None = None  # None: nothing was handed out under it in this life
+    at_us: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return not self.rate and not self.leased
+
+    def take(self, count: int, held: int, now_us: int) -> bool:
+        """Count a hand-out; whether the policy allows it."""
+        if self.leased and held + count > self.leased:
+            return False
+        if not self.rate:
+            return True
+        capacity = max(1, int(self.rate / 50), self.burst or int(self.rate / 10)) + 1
+        earned = 0.0 if self.left is None else self.rate * (now_us - self.at_us) / 1e6
+        self.left = min(capacity, (capacity if self.left is None else self.left) + earned) - count
+        self.at_us = now_us
+        return self.left > -1e-6
+
+
+def pace_of(policy: SubscriptionPolicy) -> Pace:
+    return Pace(
+        policy.max_delivery_rate or 0.0, policy.max_delivery_burst or 0, policy.max_leased_messages or 0
+    )
+
+
+def random_pace(rng: random.Random) -> dict[str, Any]:
+    """Fields of a policy. The slowest one is quick enough for the end of a run."""
+    return {
+        "max_delivery_rate": rng.choice((None, 8.0, 40.5, 700.0)),
+        "max_delivery_burst": rng.choice((None, None, 1, 30)),
+        "max_leased_messages": rng.choice((None, None, 2, 7, 40)),
+    }
+
+
+def check_pace(world: World, subscription: SubscriptionModel, count: int) -> None:
+    """Check that a policy that may be in force allows so many more."""
+    if all(pace.is_free for pace in subscription.paces):
+        return
+    held, now_us = _held(world, subscription, certainly=True), world.loop.now_us()
+    allowed = [pace.take(count, held, now_us) for pace in subscription.paces]
+    require(any(allowed), "pacing", f"{subscription}: {count} beside {held} by {subscription.paces}")
+    world.count["handed out by a pace"] += count
+
+
+def is_full(world: World, subscription: SubscriptionModel) -> bool:
+    """Return whether as many may be leased as a policy allows that may be in force."""
+    bounds = [pace.leased for pace in subscription.paces if pace.leased]
+    return bool(bounds) and _held(world, subscription, certainly=False) >= min(bounds)
+
+
+def longest_wait_us(subscription: SubscriptionModel) -> int:
+    """Return how long the rate may hold a message back."""
+    return max((round(1e6 / pace.rate) for pace in subscription.paces if pace.rate), default=0)
+
+
+async def change_pace(
+    life: Life, topic: Topic, subscription: Subscription, mine: SubscriptionModel, rng: random.Random
+) -> None:
+    """Set another policy; until that is answered, either may be in force."""
+    if mine.changes_pace:
+        return
+    fields = random_pace(rng)
+    given = SubscriptionPolicy(**fields)
+    mine.paces.append(pace_of(given))
+    mine.changes_pace = True
+    life.world.trace(f"{mine} is to have {mine.paces[-1]}")
+    try:
+        await control.update_policy(topic, subscription, given, set(fields))
+    except (NotFound, StorageFailed, Unavailable):
+        return  # the next life has the one or the other
+    if not life.dead:
+        mine.paces = [pace_of(given)]
+        mine.changes_pace = False
+        life.world.count["paces changed"] += 1
+
+
+def end_paces(subscription: SubscriptionModel) -> None:
+    """A life is over, and its buckets with it."""
+    subscription.changes_pace = False
+    for pace in subscription.paces:
+        pace.left = None
+
+
+def _held(world: World, subscription: SubscriptionModel, *, certainly: bool) -> int:
+    now_ns = world.wall.monotonic_ns()
+    return sum(
+        fact.is_held(now_ns) and not (certainly and (fact.acking or fact.perhaps_acked))
+        for fact in subscription.open.values()
+    )
