@@ -33,7 +33,7 @@ HOOKS: tuple[tuple[str, str, str], ...] = (
     ("broker.runtime.vfs:LocalFile.pwrite", "", "written"),
     ("broker.runtime.vfs:LocalFile.sync", "", "synced"),
     ("broker.storage.journal:Journal._finish_write", "woken", ""),
-    ("broker.storage.journal:Journal._settle", "", "applied"),
+    ("broker.storage.journal:Journal._apply", "", "applied"),
     ("broker.rpc.producer:_answer", "answer", "answered"),
 )
 _JOURNAL_ONLY = ("written", "synced")  # other threads write too

@@ -105,7 +105,7 @@ class UnfinishedMessages:
     async def watch(self, port: int) -> None:
         """Look at the connections whenever it may be too much; ends only by being cancelled."""
         while True:
-            if not self._needs_watch:
+            if not self.needs_watch:
                 self._woken.clear()
                 self._seen_bytes = 0  # what the memory does meanwhile is not seen
                 await self._woken.wait()
@@ -119,13 +119,13 @@ class UnfinishedMessages:
                     self._trimmer.ask()
 
     @property
-    def _needs_watch(self) -> bool:
+    def needs_watch(self) -> bool:
         """Return whether streams could have more that is unfinished than they may, or connections must be forgotten."""
         could_send = self.streams * self._message_bytes_max
         return could_send > self._most_bytes or len(self._arrivals) >= self._forget_at
 
     def _wake(self) -> None:
-        if self._needs_watch:
+        if self.needs_watch:
             self._woken.set()
 
     def _log_ended(self, count: int) -> None:

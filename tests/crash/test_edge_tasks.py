@@ -116,6 +116,8 @@ async def test_a_task_of_the_edges_survives_or_tells(
     monkeypatch.setattr(
         "broker.rpc.unfinished_messages.UnfinishedMessages.may_be_too_much", lambda self, memory_bytes: True
     )
+    # As with many streams.
+    monkeypatch.setattr("broker.rpc.unfinished_messages.UnfinishedMessages.needs_watch", True)
     server = Server(config, notifier=notifier, read_config=lambda: config)
     await server.start()
     try:

@@ -145,7 +145,10 @@ async def _the_rest(world: World, seen: Seen) -> None:
     await asyncio.sleep(1)
     await office.purge(billing, None)
     other = node.attach(topic, topic.subscription("later"), lease_ms=500)
-    await node.produce("orders", [Outgoing(b"now", sequence_id=1)], "numbered")
+    storing = asyncio.ensure_future(node.produce("orders", [Outgoing(b"now", sequence_id=1)], "numbered"))
+    await asyncio.sleep(0)
+    seen.scrape(world)  # its record waits for a sync
+    await storing
     await other.wait(1)
     seen.scrape(world)
     await asyncio.sleep(2)  # its lease ends
