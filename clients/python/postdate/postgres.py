@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 from postdate._backoff import Backoff
 from postdate.errors import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "OutboxRelay", "RelayCounts", "Statement", "first_time", "outgoing"]
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SCHEMA = """\
 -- Messages that were not sent yet. A row with an error was refused by the broker: it stays, and is not sent again
@@ -96,7 +96,7 @@ CREATE INDEX IF NOT EXISTS postdate_inbox_seen ON postdate_inbox (seen_at);
 class Statement(NamedTuple):
     """A statement and its parameters: `connection.execute(*statement)`."""
 
-    query: str
+    query: LiteralString
     parameters: tuple[Any, ...]
 
 
@@ -159,7 +159,7 @@ _NUMBER = f"""
 WITH numbered AS (
     SELECT id, nextval('postdate_outbox_sequence') AS sequence_id
     FROM (
-        SELECT id FROM postdate_outbox WHERE sequence_id IS NULL AND error IS NULL ORDER BY id LIMIT {_BATCH}
+        SELECT id FROM postdate_outbox WHERE sequence_id IS NULL AND error IS NULL ORDER BY id LIMIT %s
     ) AS next
 )
 UPDATE postdate_outbox o SET sequence_id = numbered.sequence_id FROM numbered WHERE o.id = numbered.id
@@ -224,7 +224,7 @@ class OutboxRelay:
     ) -> None:
         """`conninfo`: as libpq takes it; the variables of the environment count too. `poll`: how often an empty outbox
         is looked at."""
-        self.counts = RelayCounts()
+        self.counts: RelayCounts = RelayCounts()
         self._client = client
         self._conninfo = conninfo
         self._poll_seconds = poll.total_seconds()
@@ -238,9 +238,9 @@ class OutboxRelay:
                 async with connection, AsyncExitStack() as producers:
                     await self._relay(_Outbox(connection, self._client, producers, self.counts), backoff)
             except psycopg.OperationalError as error:
-                log.warning("The outbox's database cannot be reached; trying again: %s", error)
+                _log.warning("The outbox's database cannot be reached; trying again: %s", error)
             except PostdateError as error:
-                log.warning("The outbox's messages could not be sent; trying again: %s", error)
+                _log.warning("The outbox's messages could not be sent; trying again: %s", error)
             await asyncio.sleep(backoff.next_s())
 
     async def _relay(self, outbox: _Outbox, backoff: Backoff) -> None:
@@ -289,11 +289,11 @@ class _Outbox:
 
     async def number(self) -> list[_OutboxRow]:
         """Give numbers to the next rows, and return them in this order."""
-        return sorted(await self._rows(_NUMBER), key=lambda row: row.sequence_id)
+        return sorted(await self._rows(_NUMBER, _BATCH), key=lambda row: row.sequence_id)
 
-    async def _rows(self, query: str) -> list[_OutboxRow]:
+    async def _rows(self, query: LiteralString, *parameters: Any) -> list[_OutboxRow]:
         async with self._connection.cursor(row_factory=class_row(_OutboxRow)) as cursor:
-            await cursor.execute(query)
+            await cursor.execute(query, parameters)
             return await cursor.fetchall()
 
     async def send(self, rows: Sequence[_OutboxRow]) -> None:
@@ -336,7 +336,7 @@ class _Outbox:
         return self._producers[topic]
 
     async def _number_anew(self, topic: str, rows: list[_OutboxRow]) -> None:
-        log.warning(
+        _log.warning(
             "Topic %s no longer knows whether %d messages of the outbox are stored; they are sent again, and may be"
             " stored twice",
             topic,
@@ -347,11 +347,11 @@ class _Outbox:
         )
 
     async def _set_aside(self, row: _OutboxRow, error: Exception) -> None:
-        log.error("Message %d of the outbox is refused and set aside: %s", row.id, error)
+        _log.error("Message %d of the outbox is refused and set aside: %s", row.id, error)
         await self._execute(
             "UPDATE postdate_outbox SET error = %s, sequence_id = NULL WHERE id = %s", str(error), row.id
         )
         self._counts.refused += 1
 
-    async def _execute(self, query: str, *parameters: Any) -> None:
+    async def _execute(self, query: LiteralString, *parameters: Any) -> None:
         await self._connection.execute(query, parameters)
