@@ -488,6 +488,10 @@ def check_name(kind: str, value: str, field: str) -> None:
         )
 
 
+ALL_ADDRESSES = ("0.0.0.0", "::")
+"""Hosts that stand for every address of this machine."""
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a server bound to `host`."""
     try:

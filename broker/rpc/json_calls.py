@@ -8,7 +8,6 @@ those of any other call. A refusal becomes a problem (RFC 9457).
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import re
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from broker.config import ALL_ADDRESSES
 from broker.rpc.openapi import describe_calls
 from broker.rpc.status import DETAILS_KEY
 from broker.settings import KIB, split_address
@@ -197,10 +197,6 @@ def _problem_answer(status: int, facts: dict[str, Any], headers: dict[str, str])
 def _reachable(address: str) -> str:
     """Return where this machine reaches a port that may listen on all addresses."""
     host, port = split_address(address)
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
+    if host not in ALL_ADDRESSES:
         return address
-    if not ip.is_unspecified:
-        return address
-    return f"127.0.0.1:{port}" if ip.version == 4 else f"[::1]:{port}"
+    return f"[::1]:{port}" if ":" in host else f"127.0.0.1:{port}"

@@ -29,6 +29,7 @@ import asyncio
 import itertools
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def _decode_metadata(parts: Sequence[bytes]) -> Metadata:
     )
 
 
-class _Frames(asyncio.Protocol):
+class _Frames(asyncio.Protocol, ABC):
     """One end of a connection."""
 
     def __init__(self) -> None:
@@ -165,8 +166,9 @@ class _Frames(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode_frame(kind, call, parts))
 
+    @abstractmethod
     def _take(self, frame: _Frame) -> None:
-        raise NotImplementedError
+        """Take a frame that has come."""
 
 
 # -- the front's side ------------------------------------------------------------------------------------------

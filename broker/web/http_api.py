@@ -14,7 +14,7 @@ from aiohttp import web
 
 from broker.config import BrokerConfig, is_loopback
 from broker.settings import KIB, split_address
-from broker.web.source import Calls
+from broker.web.source import Calls, HttpAnswer
 
 CALL_PATH = "/v1/{call}"
 DESCRIPTION_PATH = "/v1/openapi.json"
@@ -86,13 +86,7 @@ class HttpApi:
             raise _Refusal(415, "NOT_JSON", "Send the request as JSON, with Content-Type: application/json")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        name, authorization = request.match_info["call"], request.headers.get("Authorization", "")
-        length = request.content_length
-        if length is not None and length <= _LARGE_BYTES:
-            answer = await self._calls.call(name, await self._body(request), authorization)
-        else:
-            async with self._large:
-                answer = await self._calls.call(name, await self._body(request), authorization)
+        answer = await self._call(request)
         if len(answer.body) <= _LARGE_BYTES:
             return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
         async with self._large:
@@ -103,6 +97,19 @@ class HttpApi:
             await response.write(answer.body)
             await response.write_eof()
             return response
+
+    async def _call(self, request: web.Request) -> HttpAnswer:
+        name, authorization = request.match_info["call"], request.headers.get("Authorization", "")
+        length = request.content_length
+        if length is not None and length <= _LARGE_BYTES:
+            body = await self._body(request)
+        else:
+            async with self._large:
+                body = await self._body(request)
+                if len(body) > _LARGE_BYTES:
+                    return await self._calls.call(name, body, authorization)
+        # One whose length was not said is small after all: it may wait for long, and takes no other's place.
+        return await self._calls.call(name, body, authorization)
 
     async def _body(self, request: web.Request) -> bytes:
         body = bytearray()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import aiohttp
 from yarl import URL
 
-from broker.config import is_loopback
+from broker.config import ALL_ADDRESSES, is_loopback
 from broker.errors import Unavailable
 from broker.settings import split_address
 from broker.web.server import SHARD_VIEW
@@ -24,7 +24,6 @@ _FIGURES_MAX = 4
 _PAGE_BYTES_MAX = 33 << 20
 """More than any page has."""
 _READ_BYTES = 64 << 10
-_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 class ShardReadiness(NamedTuple):
@@ -147,7 +146,7 @@ def pages_url(listens: str, node_host: str) -> str:
         host, port = split_address(listens)
     except ValueError:
         return ""
-    if host in _ALL_ADDRESSES:
+    if host in ALL_ADDRESSES:
         host = node_host
     if not port or (is_loopback(host) and not is_loopback(node_host)):
         return ""

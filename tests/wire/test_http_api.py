@@ -214,6 +214,30 @@ async def test_rights_are_those_of_the_token(serve, tmp_path):
         assert (problem["status"], problem["code"]) == (403, "PERMISSION_DENIED")
 
 
+async def test_long_waits_take_no_place_of_large_requests(http):
+    """Those whose length is not said beforehand, such as of a program that streams its request."""
+    await http.ok("produce", topic="empty", messages=[{"deliver_after_ms": 3_600_000}])
+    waiting = [asyncio.create_task(wait_streamed(http)) for _ in range(20)]
+    try:
+        while not (await http.wire.stats("empty")).subscriptions:
+            await asyncio.sleep(0.01)
+        await http.ok("produce", topic="orders", messages=[{"payload": text("x" * 100_000)}])
+        assert not any(task.done() for task in waiting)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+
+async def wait_streamed(http: Http) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield json.dumps({"topic": "empty", "subscription": "s", "wait_ms": 50_000}).encode()
+
+    headers = {"Content-Type": "application/json"}
+    async with http.session.post(f"{http.url}/receive", data=body(), headers=headers) as response:
+        await response.read()
+
+
 async def subscribed(http: Http) -> None:
     """Return once the topic has a subscription."""
     while not (await http.wire.stats("orders")).subscriptions:
