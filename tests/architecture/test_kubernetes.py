@@ -1,51 +1,118 @@
-"""The Kubernetes manifests: complete, closed, and of one mind."""
+"""The Helm chart with one broker: complete, closed, and of one mind."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from importlib.metadata import version
 
+import pytest
 import yaml
 
 from broker.config import SETTINGS, BrokerConfig
 from broker.shards.supervisor import process_stop_seconds
+from tests.chart import CHART, KUBERNETES, component, rendered, run_helm
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-OBJECTS: list[dict[str, Any]] = [
-    each
-    for path in sorted(FOLDER.glob("*.yaml"))
-    if path.name != "kustomization.yaml"
-    for each in yaml.safe_load_all(path.read_text())
-]
-NAME = {"app.kubernetes.io/name": "postdate"}
-
-
-def the(kind: str, name: str = "postdate") -> dict[str, Any]:
-    (found,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    return found
-
-
+OBJECTS = rendered()
+the = OBJECTS.the
+BROKER_LABELS = component("broker")
 SET = the("StatefulSet")["spec"]
 POD = SET["template"]["spec"]
 (BROKER,) = POD["containers"]
+KINDS_OF_CHARTS = ((), ("cluster.store=s3://bucket/prefix",), ("jobs.enabled=false",))
 
 
-def test_kustomization_names_every_file():
-    files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(KUSTOMIZATION["resources"]) == files
+@pytest.mark.parametrize("values", [*KINDS_OF_CHARTS, ("prometheusOperator.enabled=true",)])
+def test_chart_passes_helms_lint(values: tuple[str, ...]):
+    done = run_helm("lint", "--strict", str(CHART), *(part for value in values for part in ("--set", value)))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_objects_have_unique_names_and_say_what_they_belong_to():
-    names = [(each["kind"], each["metadata"]["name"]) for each in OBJECTS]
+def test_chart_has_the_version_of_the_package():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={KUBERNETES}.0-0"
+    assert chart["version"] == chart["appVersion"] == version("postdate")
+    assert BROKER["image"] == "postdate:" + version("postdate")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["setings.shards=4", "cluster.nodes=1", "cluster.store=bucket", "settings.Shards=4", "jobs.enabled=7"],
+)
+def test_wrong_values_are_refused_by_name(value: str):
+    done = run_helm("template", "postdate", str(CHART), "--set", value)
+    assert done.returncode != 0
+    name = value.split("=", maxsplit=1)[0].removesuffix(".shards").split(".")[-1]
+    assert name in done.stderr.split("schema(s)")[1]
+
+
+def test_settings_become_variables_as_they_were_written(tmp_path):
+    values = tmp_path / "values.yaml"
+    values.write_text("settings: {max_pending_messages: 1000000000, max_delivery_rate: 0.5, shards: 4}")
+    done = run_helm(
+        "template", "postdate", str(CHART), "--values", str(values), "--show-only", "templates/configmap.yaml"
+    )
+    data = yaml.safe_load(done.stdout)["data"]
+    assert data["POSTDATE_MAX_PENDING_MESSAGES"] == "1000000000"
+    assert (data["POSTDATE_MAX_DELIVERY_RATE"], data["POSTDATE_SHARDS"]) == ("0.5", "4")
+    assert data["POSTDATE_LOG_FORMAT"] == "json"
+
+
+def test_a_changed_setting_restarts_the_broker():
+    def mark(*values: str) -> str:
+        pod = rendered(*values).the("StatefulSet")["spec"]["template"]
+        return str(pod["metadata"]["annotations"]["postdate.dev/settings"])
+
+    assert mark() == mark("storage.size=1Gi") != mark("settings.shards=4")
+
+
+def test_files_of_a_secret_are_mounted_for_the_brokers_group_alone():
+    pod = rendered("secretFiles=postdate-tls").the("StatefulSet")["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "secret-files"]
+    assert volume["secret"] == {"secretName": "postdate-tls", "defaultMode": 0o440}
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "secret-files"]
+    assert (mount["mountPath"], mount["readOnly"]) == ("/etc/postdate", True)
+
+
+def test_prometheus_operator_gets_the_rules_and_the_job_that_they_ask_for():
+    objects = rendered("prometheusOperator.enabled=true")
+    folder = CHART.parent / "prometheus/rules"
+    groups = [
+        group for path in sorted(folder.glob("*.yml")) for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    assert objects.the("PrometheusRule")["spec"]["groups"] == groups
+    monitor = objects.the("ServiceMonitor")["spec"]
+    selected = [
+        each
+        for each in objects
+        if each["kind"] == "Service"
+        and monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+    ]
+    (service,) = selected
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "postdate"
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize("values", KINDS_OF_CHARTS)
+def test_objects_have_unique_names_and_say_what_they_belong_to(values: tuple[str, ...]):
+    objects = rendered(*values)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(names) == len(set(names))
-    assert all("app.kubernetes.io/name" in each["metadata"]["labels"] for each in OBJECTS)
+    for each in objects:
+        labels = each["metadata"]["labels"]
+        assert component(labels["app.kubernetes.io/component"]).items() <= labels.items()
+
+
+def test_objects_of_two_releases_do_not_meet():
+    done = run_helm("template", "other", str(CHART))
+    other = list(yaml.safe_load_all(done.stdout))
+    assert not {each["metadata"]["name"] for each in other} & {each["metadata"]["name"] for each in OBJECTS}
+    assert "postdate-headless" not in done.stdout
 
 
 def test_there_is_one_broker():
     assert SET["replicas"] == 1
     assert SET["serviceName"] == the("Service", "postdate-headless")["metadata"]["name"]
-    assert SET["selector"]["matchLabels"] == NAME == SET["template"]["metadata"]["labels"]
+    assert SET["selector"]["matchLabels"] == BROKER_LABELS == SET["template"]["metadata"]["labels"]
 
 
 def test_the_broker_has_no_privileges():
@@ -93,51 +160,46 @@ def test_services_lead_to_the_brokers_ports():
     names = {port["name"] for port in BROKER["ports"]}
     for name in ("postdate", "postdate-headless"):
         spec = the("Service", name)["spec"]
-        assert spec["selector"] == NAME
+        assert spec["selector"] == BROKER_LABELS
         assert {port["targetPort"] for port in spec["ports"]} <= names
 
 
 def test_the_network_is_shut_but_for_what_is_named():
     spec = the("NetworkPolicy")["spec"]
-    assert (
-        spec["podSelector"]["matchLabels"]
-        == NAME
-        == the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
-    )
+    assert the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == BROKER_LABELS
+    (covered,) = spec["podSelector"]["matchExpressions"]
+    assert BROKER_LABELS[covered["key"]] in covered["values"]
     assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [])
     assert all(rule["from"] and rule["ports"] for rule in spec["ingress"])
-    jobs = [
-        name
-        for rule in spec["ingress"]
-        for source in rule["from"]
-        for expression in source.get("podSelector", {}).get("matchExpressions", [])
-        for name in expression["values"]
+    (own,) = [
+        source["podSelector"]["matchLabels"]
+        for source in spec["ingress"][0]["from"]
+        if "app.kubernetes.io/name" in source["podSelector"]["matchLabels"]
     ]
-    made = [
-        each["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
-        for each in OBJECTS
-        if each["kind"] == "CronJob"
-    ]
-    assert set(made) <= set(jobs)
+    assert all(own.items() <= pod["metadata"]["labels"].items() for pod in OBJECTS.pods())
+    assert not [each for each in rendered("networkPolicy.enabled=false") if each["kind"] == "NetworkPolicy"]
 
 
-def test_claims_that_are_mounted_exist():
-    pods = [POD] + [
-        each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for each in OBJECTS
-        if each["kind"] == "CronJob"
-    ]
-    for pod in pods:
+@pytest.mark.parametrize("values", [(), ("jobs.enabled=false",)])
+def test_claims_that_are_mounted_exist(values: tuple[str, ...]):
+    objects = rendered(*values)
+    for pod in (made["spec"] for made in objects.pods()):
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
         for volume in volumes.values():
             if "persistentVolumeClaim" in volume:
-                the("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+                objects.the("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_messages_outlive_the_release():
+    kept = the("PersistentVolumeClaim", "postdate-data")["metadata"]["annotations"]
+    assert kept == {"helm.sh/resource-policy": "keep"}
 
 
 def test_settings_are_known():
-    (generated,) = KUSTOMIZATION["configMapGenerator"]
-    assert BROKER["envFrom"] == [{"configMapRef": {"name": generated["name"]}}]
-    known = {setting.variable for setting in SETTINGS} | {"POSTDATE_ALLOW_PLAINTEXT"}
-    assert {line.split("=")[0] for line in generated["literals"]} <= known
+    settings = the("ConfigMap")
+    assert BROKER["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]
+    assert settings["data"].keys() <= {setting.variable for setting in SETTINGS} | {
+        "POSTDATE_ALLOW_PLAINTEXT"
+    }

@@ -1,36 +1,25 @@
-"""The Kubernetes manifests of a cluster of three nodes: complete, closed, and of one mind with those of one broker."""
+"""The Helm chart with the nodes of a cluster: complete, closed, and of one mind with that of one broker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from broker.cli import main
 from broker.config import SETTINGS, BrokerConfig, parse_nodes
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.shards.node_supervisor import stop_seconds_max
 from broker.shards.supervisor import process_stop_seconds
+from tests.chart import component, rendered
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy/kubernetes/cluster"
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-OBJECTS: list[dict[str, Any]] = [
-    made
-    for path in sorted(FOLDER.glob("*.yaml"))
-    if path.name != "kustomization.yaml"
-    for made in yaml.safe_load_all(path.read_text())
-]
-ONE_BROKER: dict[str, Any] = yaml.safe_load((FOLDER.parent / "statefulset.yaml").read_text())["spec"]
-NAME = {"app.kubernetes.io/name": "postdate"}
+STORE = "cluster.store=s3://bucket/prefix"
+OBJECTS = rendered(STORE)
+the = OBJECTS.the
+ONE_BROKER: dict[str, Any] = rendered().the("StatefulSet")["spec"]
+NODES = component("broker")
 OWNER_LEASE_MS_MAX = 15_000
 """The longest lease for which the time to stop is meant; the default is 4 s."""
-
-
-def the(kind: str, name: str = "postdate") -> dict[str, Any]:
-    (made,) = [made for made in OBJECTS if (made["kind"], made["metadata"]["name"]) == (kind, name)]
-    return made
 
 
 SET = the("StatefulSet")["spec"]
@@ -38,19 +27,8 @@ POD = SET["template"]["spec"]
 (NODE,) = POD["containers"]
 JOB_POD = the("Job", "postdate-create")["spec"]["template"]["spec"]
 (CREATE,) = JOB_POD["containers"]
-(GENERATED,) = KUSTOMIZATION["configMapGenerator"]
-GIVEN = dict(line.split("=", 1) for line in GENERATED["literals"])
-
-
-def test_kustomization_names_every_file():
-    files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(KUSTOMIZATION["resources"]) == files
-
-
-def test_objects_have_unique_names_and_say_what_they_belong_to():
-    names = [(made["kind"], made["metadata"]["name"]) for made in OBJECTS]
-    assert len(names) == len(set(names))
-    assert all("app.kubernetes.io/name" in made["metadata"]["labels"] for made in OBJECTS)
+SETTINGS_MAP = the("ConfigMap")
+GIVEN = SETTINGS_MAP["data"]
 
 
 def test_nodes_are_the_pods_by_the_names_that_the_headless_service_gives_them():
@@ -62,14 +40,14 @@ def test_nodes_are_the_pods_by_the_names_that_the_headless_service_gives_them():
     }
     (node,) = [variable for variable in NODE["env"] if variable["name"] == "POSTDATE_NODE"]
     assert node["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    assert SET["selector"]["matchLabels"] == NAME == SET["template"]["metadata"]["labels"]
+    assert SET["selector"]["matchLabels"] == NODES == SET["template"]["metadata"]["labels"]
 
 
 def test_settings_are_known_and_credentials_come_from_a_secret():
     known = {setting.variable for setting in SETTINGS} | {"POSTDATE_ALLOW_PLAINTEXT"}
     assert GIVEN.keys() | {variable["name"] for variable in NODE["env"]} <= known
     sources = [
-        {"configMapRef": {"name": GENERATED["name"]}},
+        {"configMapRef": {"name": SETTINGS_MAP["metadata"]["name"]}},
         {"secretRef": {"name": "postdate-store", "optional": True}},
     ]
     assert NODE["envFrom"] == sources == CREATE["envFrom"]
@@ -84,6 +62,7 @@ def test_the_cluster_is_made_first_and_only_once():
         "--if-missing",
     ]
     assert JOB_POD["restartPolicy"] == "Never"
+    assert not [made for made in rendered(STORE, upgrade=True) if made["kind"] == "Job"]
 
 
 def test_machines_and_zones_lose_one_node_at_a_time():
@@ -92,11 +71,11 @@ def test_machines_and_zones_lose_one_node_at_a_time():
     (zone,) = apart["preferredDuringSchedulingIgnoredDuringExecution"]
     terms = {term["topologyKey"]: term["labelSelector"] for term in (machine, zone["podAffinityTerm"])}
     assert terms == {
-        "kubernetes.io/hostname": {"matchLabels": NAME},
-        "topology.kubernetes.io/zone": {"matchLabels": NAME},
+        "kubernetes.io/hostname": {"matchLabels": NODES},
+        "topology.kubernetes.io/zone": {"matchLabels": NODES},
     }
     budget = the("PodDisruptionBudget")["spec"]
-    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"]) == (1, NAME)
+    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"]) == (1, NODES)
 
 
 def test_each_node_has_a_volume_of_its_own():
@@ -142,11 +121,20 @@ def test_what_is_no_matter_of_clusters_is_as_for_one_broker():
 
 
 def test_the_network_is_shut_but_for_nodes_clients_and_the_store():
-    spec = the("NetworkPolicy")["spec"]
+    spec = rendered(STORE, "cluster.storePort=9000").the("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     (covered,) = spec["podSelector"]["matchExpressions"]
-    assert covered["values"] == ["postdate", "postdate-create"]
+    assert covered["values"] == ["broker", "create"]
     assert all(rule["from"] and rule["ports"] for rule in spec["ingress"])
-    nodes = {"podSelector": {"matchLabels": NAME}}
-    assert nodes in spec["ingress"][0]["from"] and spec["egress"][0]["to"] == [nodes]
-    assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {"grpc", 53, 443}
+    assert spec["egress"][0]["to"] == [{"podSelector": {"matchLabels": NODES}}]
+    assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {"grpc", 53, 9000}
+
+
+def test_nodes_are_as_many_as_asked_for():
+    objects = rendered(STORE, "cluster.nodes=5")
+    assert objects.the("StatefulSet")["spec"]["replicas"] == 5
+    assert len(parse_nodes(objects.the("ConfigMap")["data"]["POSTDATE_CLUSTER_NODES"])) == 5
+
+
+def test_backups_are_no_matter_of_a_cluster():
+    assert not [made for made in OBJECTS if made["kind"] in ("CronJob", "PersistentVolumeClaim")]

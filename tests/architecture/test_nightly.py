@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from broker.cli import main
+from tests.chart import rendered
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 JOBS = ("audit", "compact")
-CRONJOBS: dict[str, Any] = {
-    job: yaml.safe_load((DEPLOY / f"kubernetes/{job}-cronjob.yaml").read_text()) for job in JOBS
-}
+CRONJOBS: dict[str, Any] = {job: rendered().the("CronJob", f"postdate-{job}") for job in JOBS}
 PODS = {job: each["spec"]["jobTemplate"]["spec"]["template"]["spec"] for job, each in CRONJOBS.items()}
 
 
