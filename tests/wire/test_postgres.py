@@ -134,6 +134,16 @@ def test_what_makes_no_sense_is_refused_before_it_is_stored():
         postgres.outgoing("orders", b"", deliver_at=now, deliver_after=timedelta(1))
     with pytest.raises(ValueError, match="time zone"):
         postgres.outgoing("orders", b"", deliver_at=now.replace(tzinfo=None))
+    with pytest.raises(TypeError, match="deliver_after must be a timedelta"):
+        postgres.outgoing("orders", b"", deliver_after=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="deliver_after is negative"):
+        postgres.outgoing("orders", b"", deliver_after=timedelta(-1))
+    with pytest.raises(ValueError, match="9999"):
+        postgres.outgoing("orders", b"", deliver_after=timedelta(days=4_000_000))
+    with pytest.raises(ValueError, match="ttl is negative"):
+        postgres.outgoing("orders", b"", ttl=timedelta(-1))
+    with pytest.raises(TypeError, match="properties"):
+        postgres.outgoing("orders", b"", properties={"a": 1})  # type: ignore[dict-item]
 
 
 async def test_a_refused_message_is_set_aside_with_the_reason_and_holds_up_no_other(client, conninfo):
@@ -156,6 +166,57 @@ async def test_a_refused_message_is_set_aside_with_the_reason_and_holds_up_no_ot
         )
     await relay_all(client, conninfo, "(SELECT count(*) = 2 FROM postdate_outbox)")
     assert b"short" in await payloads_of(client, "orders", end=b"end 2")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error"),
+    [
+        ("deliver_at", "'infinity'", "deliver_at is not between"),
+        ("deliver_at", "'-infinity'", "deliver_at is not between"),
+        ("deliver_at", "'12978-07-14 22:04:21+00'", "deliver_at is not between"),
+        ("ttl", "'100000000 years'", "ttl is too long"),
+        ("payload", "repeat('p', 17000000)::bytea", "larger than max"),
+    ],
+)
+async def test_what_no_broker_takes_is_set_aside_and_holds_up_no_other(
+    client, conninfo, column, value, error
+):
+    put(conninfo, b"1")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute(
+            f"INSERT INTO postdate_outbox (topic, payload) VALUES ('orders', 'odd');"
+            f" UPDATE postdate_outbox SET {column} = {value} WHERE payload = 'odd'"  # type: ignore[arg-type]
+        )
+    put(conninfo, b"2")
+    await relay_all(client, conninfo, "(SELECT bool_and(error IS NOT NULL) FROM postdate_outbox)")
+    assert await payloads_of(client, "orders") == [b"1", b"2"]
+    ((found,),) = rows(conninfo, "error")
+    assert error in str(found)
+
+
+async def test_a_topic_without_room_holds_up_no_other_and_goes_on_in_order_once_it_has_some(
+    client, conninfo, caplog
+):
+    await client.topics.create("full", postdate.TopicPolicy(max_pending_messages=4))
+    await client.subscriptions.create("full", "s", initial_position=EARLIEST)
+    expected = [b"%d" % number for number in range(1_200)]
+    put(conninfo, *expected, topic="full")
+    put(conninfo, b"1", b"2", topic="free")
+    # More than one list of the full topic, and all of them before those of the free one.
+    async with relaying(client, conninfo):
+        await until(conninfo, "NOT EXISTS (SELECT FROM postdate_outbox WHERE topic = 'free')")
+        put(conninfo, b"3", topic="free")
+        await until(conninfo, "NOT EXISTS (SELECT FROM postdate_outbox WHERE topic = 'free')")
+        assert caplog.text.count("Topic full takes no more") == 1
+        await client.topics.update("full", max_pending_messages=0)
+        await until(conninfo, EMPTY)
+    found: list[bytes] = []
+    async with client.subscribe("full", "s") as subscription:
+        while len(found) < len(expected):
+            for message in await within(subscription.receive_many(1_000)):
+                found.append(message.payload)
+                message.ack_nowait()
+    assert found == expected
 
 
 async def test_each_message_is_stored_once_wherever_its_relay_is_killed(client, conninfo, wire):

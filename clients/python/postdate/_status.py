@@ -40,6 +40,9 @@ _UNTRUSTED = {
     r"WRONG_VERSION_NUMBER": "the broker does not use TLS",
 }
 
+_TOO_LARGE = "Received message larger than max"
+"""gRPC's words for a request that no broker reads, whenever it is sent."""
+
 # Codes that gRPC itself gives to calls whose connection broke. With a reason they are the broker's own words.
 _BROKEN = {"INTERNAL", "UNKNOWN"}
 
@@ -104,6 +107,8 @@ def _error(code: str, status: status_pb2.Status) -> errors.PostdateError:
         except DecodeError:
             continue  # one garbled detail must not hide the others
     error = errors.LeaseLost if reason == "LEASE_LOST" else _TYPES.get(code, errors.Internal)
+    if code == "RESOURCE_EXHAUSTED" and not status.details and _TOO_LARGE in status.message:
+        error = errors.InvalidRequest
     return error(
         status.message or code,
         code=code,

@@ -23,14 +23,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 from postdate._backoff import Backoff
+from postdate._encode import encode_messages
 from postdate.errors import (
     AlreadyExists,
     FailedPrecondition,
     InvalidRequest,
+    LimitReached,
     NotFound,
     PartlyStored,
     PermissionDenied,
@@ -115,12 +117,12 @@ def outgoing(
 
     The arguments are those of `Producer.send`; `deliver_after` counts from the beginning of the transaction.
     """
-    if not isinstance(payload, bytes):
-        raise TypeError(f"payload must be bytes, not {type(payload).__name__}")
-    if deliver_at is not None and deliver_after is not None:
-        raise ValueError("give deliver_at or deliver_after, not both")
-    if deliver_at is not None and deliver_at.tzinfo is None:
-        raise ValueError("deliver_at needs a time zone")
+    message = OutgoingMessage(payload, key, properties, deliver_at, deliver_after, schedule_key, ttl)
+    encode_messages(
+        [message], None, ""
+    )  # which says what cannot be sent, while the caller can still do something
+    if deliver_after is not None and deliver_after > datetime.max.replace(tzinfo=UTC) - datetime.now(UTC):
+        raise ValueError("deliver_after ends after the year 9999")
     return Statement(
         "INSERT INTO postdate_outbox (topic, payload, key, properties, schedule_key, ttl, deliver_at)"
         " VALUES (%s, %s, %s, %s::jsonb, %s, %s, coalesce(%s::timestamptz, now() + %s::interval))",
@@ -150,16 +152,22 @@ def first_time(message: Message) -> Statement:
 
 _LOCK = 0x706F_7374_6461_7465  # "postdate"
 _BATCH = 1_000
-_COLUMNS = "o.id, o.topic, o.payload, o.key, o.properties, o.schedule_key, o.deliver_at, o.ttl, o.sequence_id"
-_NUMBERED = (
-    f"SELECT {_COLUMNS} FROM postdate_outbox o WHERE sequence_id IS NOT NULL AND error IS NULL"
-    " ORDER BY sequence_id"
+_HELD_TOPICS_MAX = 1_000
+# Times as numbers: PostgreSQL has some that Python has not, and one such row must not stop the others.
+_COLUMNS = (
+    "o.id, o.topic, o.payload, o.key, o.properties, o.schedule_key, o.sequence_id,"
+    " extract(epoch FROM o.deliver_at)::float8 AS deliver_at_s, extract(epoch FROM o.ttl)::float8 AS ttl_s"
 )
+_NUMBERED = f"""
+SELECT {_COLUMNS} FROM postdate_outbox o
+WHERE sequence_id IS NOT NULL AND error IS NULL AND topic <> ALL(%s) ORDER BY sequence_id LIMIT %s
+"""
 _NUMBER = f"""
 WITH numbered AS (
     SELECT id, nextval('postdate_outbox_sequence') AS sequence_id
     FROM (
-        SELECT id FROM postdate_outbox WHERE sequence_id IS NULL AND error IS NULL ORDER BY id LIMIT %s
+        SELECT id FROM postdate_outbox
+        WHERE sequence_id IS NULL AND error IS NULL AND topic <> ALL(%s) ORDER BY id LIMIT %s
     ) AS next
 )
 UPDATE postdate_outbox o SET sequence_id = numbered.sequence_id FROM numbered WHERE o.id = numbered.id
@@ -184,18 +192,27 @@ class _OutboxRow:
     key: str
     properties: dict[str, str]
     schedule_key: str
-    deliver_at: datetime | None
-    ttl: timedelta | None
     sequence_id: int
+    deliver_at_s: float | None
+    ttl_s: float | None
 
     def message(self) -> OutgoingMessage:
+        """Raises ValueError for times that no message can have."""
+        try:
+            deliver_at = None if self.deliver_at_s is None else datetime.fromtimestamp(self.deliver_at_s, UTC)
+        except (OverflowError, ValueError):
+            raise ValueError("deliver_at is not between the years 1 and 9999") from None
+        try:
+            ttl = None if self.ttl_s is None else timedelta(seconds=self.ttl_s)
+        except OverflowError:
+            raise ValueError("ttl is too long") from None
         return OutgoingMessage(
             self.payload,
             key=self.key,
             properties=self.properties,
-            deliver_at=self.deliver_at,
+            deliver_at=deliver_at,
             schedule_key=self.schedule_key,
-            ttl=self.ttl,
+            ttl=ttl,
             sequence_id=self.sequence_id,
         )
 
@@ -215,6 +232,8 @@ class OutboxRelay:
     crash of the relay, the broker or the database is known as a repeat and stored once, within the topic's
     `dedup_window`. If a message was sent and not removed for longer than that, it may be stored twice, which a
     warning says; none is ever lost.
+
+    A topic that takes no more for now, such as by a quota, holds up no other: its rows wait until it is tried again.
 
     Of several relays of one database one works, and the others wait until its connection has ended.
     """
@@ -245,20 +264,29 @@ class OutboxRelay:
 
     async def _relay(self, outbox: _Outbox, backoff: Backoff) -> None:
         await outbox.begin()
-        rows = await outbox.numbered()
         while True:
-            if not rows:
-                rows = await outbox.number()
+            rows = await outbox.next_rows()
             if not rows:
                 await asyncio.sleep(self._poll_seconds)
                 continue
             await outbox.send(rows)
             backoff.succeeded()
-            rows = []
+
+
+@dataclass(slots=True)
+class _FullTopic:
+    """A topic that takes no more for now."""
+
+    backoff: Backoff
+    until: float = 0.0  # of the loop's clock
 
 
 class _Outbox:
-    """The outbox of a connection that holds its lock."""
+    """The outbox of a connection that holds its lock.
+
+    Rows with numbers are sent before new ones get some: those of a relay before this one, and those of a topic that
+    is tried again. So each topic gets its messages in the order of their numbers.
+    """
 
     def __init__(
         self,
@@ -273,23 +301,33 @@ class _Outbox:
         self._counts = counts
         self._producers: dict[str, Producer] = {}
         self._name = ""
+        self._held: dict[str, _FullTopic] = {}
+        self._has_numbered = True  # some rows may have numbers, and their topics are not held
 
     async def begin(self) -> None:
         """Wait until no other relay works, and go on with numbers that were never given."""
-        await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+        cursor = await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,))
+        if await cursor.fetchone() == (False,):
+            _log.info("Another relay sends the messages of this outbox; waiting until it ends")
+            await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+        _log.info("Sending the messages of the outbox")
         cursor = await self._connection.execute("SELECT name FROM postdate_outbox_producer")
         row = await cursor.fetchone()
         assert row is not None, "the schema makes it"
         self._name = row[0]
         await self._connection.execute(_BEGIN)
 
-    async def numbered(self) -> list[_OutboxRow]:
-        """Return what a relay before this one may have sent."""
-        return await self._rows(_NUMBERED)
-
-    async def number(self) -> list[_OutboxRow]:
-        """Give numbers to the next rows, and return them in this order."""
-        return sorted(await self._rows(_NUMBER, _BATCH), key=lambda row: row.sequence_id)
+    async def next_rows(self) -> list[_OutboxRow]:
+        """Return rows to be sent now, in the order of their numbers."""
+        now = asyncio.get_running_loop().time()
+        held = [topic for topic, each in self._held.items() if each.until > now]
+        if self._has_numbered or len(held) < len(self._held):
+            rows = await self._rows(_NUMBERED, held, _BATCH)
+            if rows:
+                return rows
+            self._has_numbered = False
+            self._held = {topic: self._held[topic] for topic in held}  # the others have nothing to send
+        return sorted(await self._rows(_NUMBER, held, _BATCH), key=lambda row: row.sequence_id)
 
     async def _rows(self, query: LiteralString, *parameters: Any) -> list[_OutboxRow]:
         async with self._connection.cursor(row_factory=class_row(_OutboxRow)) as cursor:
@@ -303,12 +341,28 @@ class _Outbox:
             by_topic[row.topic].append(row)
         # All topics: what one of them cannot take holds up none of the others' rows.
         failures = await asyncio.gather(
-            *(self._send_topic(topic, of_topic) for topic, of_topic in by_topic.items()),
+            *(self._send_or_hold(topic, of_topic) for topic, of_topic in by_topic.items()),
             return_exceptions=True,
         )
         for failure in failures:
             if failure is not None:
                 raise failure
+
+    async def _send_or_hold(self, topic: str, rows: list[_OutboxRow]) -> None:
+        try:
+            await self._send_topic(topic, rows)
+        except LimitReached as error:
+            if topic not in self._held:
+                if len(self._held) == _HELD_TOPICS_MAX:
+                    raise  # all wait
+                _log.warning("Topic %s takes no more of the outbox's messages for now: %s", topic, error)
+                self._held[topic] = _FullTopic(Backoff(random.Random()))
+            held = self._held[topic]
+            held.until = asyncio.get_running_loop().time() + held.backoff.next_s(error.retry_after)
+        else:
+            if self._held.pop(topic, None) is not None:
+                self._has_numbered = True  # those beyond the first list
+                _log.warning("Topic %s takes the outbox's messages again", topic)
 
     async def _send_topic(self, topic: str, rows: list[_OutboxRow]) -> None:
         try:
@@ -317,11 +371,11 @@ class _Outbox:
             error = failure.__cause__ if isinstance(failure, PartlyStored) else failure
             if isinstance(error, PostdateError) and error.reason == "SEQUENCE_TOO_OLD":
                 await self._number_anew(topic, rows)
-            elif not isinstance(error, (TypeError, ValueError, *_FINAL)):
+            elif not isinstance(failure, (TypeError, ValueError, PartlyStored, *_FINAL)):
                 raise
             elif len(rows) == 1:
-                await self._set_aside(rows[0], error)
-            else:  # one of them is refused; the others are repeats if they were stored
+                await self._set_aside(rows[0], failure)
+            else:  # one of them is refused, or there is room for some; the others are repeats if they were stored
                 half = len(rows) // 2
                 await self._send_topic(topic, rows[:half])
                 await self._send_topic(topic, rows[half:])
@@ -347,7 +401,9 @@ class _Outbox:
         )
 
     async def _set_aside(self, row: _OutboxRow, error: Exception) -> None:
-        _log.error("Message %d of the outbox is refused and set aside: %s", row.id, error)
+        _log.error(
+            "Message %d of the outbox, to topic %s, is refused and set aside: %s", row.id, row.topic, error
+        )
         await self._execute(
             "UPDATE postdate_outbox SET error = %s, sequence_id = NULL WHERE id = %s", str(error), row.id
         )

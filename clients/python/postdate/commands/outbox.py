@@ -50,6 +50,9 @@ def relay(settings: Settings, database: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("postdate").addHandler(handler)
+    logging.getLogger("postdate.postgres").setLevel(
+        logging.INFO
+    )  # that it works, and that it waits for another
     try:
         counts = run(_relay(settings, database))
     except psycopg.errors.UndefinedTable as error:
