@@ -140,6 +140,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "Acknowledge": _subscription(_CONSUME),
         "Nack": _subscription(_CONSUME),
         "ExtendLease": _subscription(_CONSUME),
+        "ListOwed": _subscription(_CONSUME, _MANAGE),
     },
     "postdate.v1.ScheduleService": {
         "GetScheduled": _topic(_SCHEDULE),

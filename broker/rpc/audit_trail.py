@@ -34,6 +34,7 @@ NOT_CHANGES = frozenset(
         "GetSubscription",
         "ListSubscriptions",
         "ListDeadLetters",
+        "ListOwed",
         "GetStats",
         "VerifyTopic",
         "GetServerInfo",

@@ -22,10 +22,11 @@ from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.batch_room import StreamRoom, batch_rooms
 from broker.rpc.call_room import answer_within
 from broker.rpc.caller import check_request
-from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner
+from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
+from broker.rpc.owed import list_owed
 from broker.rpc.session import Session, check_nack
 from broker.rpc.slow_readers import end_client, when_over
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
@@ -83,6 +84,7 @@ class ConsumerService:
             "Acknowledge": self._settling(consumer_pb2.AcknowledgeRequest, self._acknowledge),
             "Nack": self._settling(consumer_pb2.NackRequest, self._nack),
             "ExtendLease": self._settling(consumer_pb2.ExtendLeaseRequest, self._extend),
+            "ListOwed": unary(self._broker, consumer_pb2.ListOwedRequest, partial(list_owed, self._broker)),
         }
 
     def drain(self) -> None:

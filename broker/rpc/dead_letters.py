@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,50 @@ from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.entries import entries_of, is_full_view
-from broker.rpc.paging import check_page_size, decode_token, encode_token
+from broker.rpc.paging import check_page_size, decode_place, encode_place
 from broker.rpc.request_ids import RequestIds
+from broker.rpc.schedule_requests import due_range
 from broker.rpc.status import encode_failures
+from broker.runtime.supervise import YieldBudget
+from broker.settings import MIB
+from broker.storage.manifest import REASON_BYTES_MAX
 from broker.subscriptions.requests import FailedIds, failed_ids
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_list import letters_after
 from broker.topics.refusals import check_max_delay
+from broker.topics.schedule_values import DueRange
 from broker.topics.topic import Topic
 from postdate_api.v1 import admin_pb2, message_pb2
 
-_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
+_LOOKED_MAX = 10_000
+"""Letters that a page looks at."""
+_LOOKED_BYTES_MAX = 16 * MIB
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
 Answer = admin_pb2.RequeueDeadLettersResponse | admin_pb2.PurgeDeadLettersResponse
 Request = admin_pb2.RequeueDeadLettersRequest | admin_pb2.PurgeDeadLettersRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Search for dead letters."""
+
+    reason: str  # casefolded
+    given_up: DueRange
+
+    @classmethod
+    def of(cls, request: admin_pb2.ListDeadLettersRequest) -> _Search:
+        if len(request.reason.encode()) > REASON_BYTES_MAX:
+            raise InvalidRequest(
+                f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE"
+            )
+        return cls(request.reason.casefold(), due_range(request.dead_letter_time, "dead_letter_time"))
+
+    def matches(self, letter: admin_pb2.DeadLetter) -> bool:
+        if not self.given_up.start_ms <= letter.dead_letter_time_ms < self.given_up.end_ms:
+            return False
+        return self.reason in letter.reason.casefold() or self.reason in letter.last_reason.casefold()
 
 
 class DeadLetterCalls:
@@ -54,17 +82,23 @@ class DeadLetterCalls:
         _, subscription = self._find(request.topic, request.subscription)
         count = check_page_size(request.page_size)
         is_full = is_full_view(request.view)
+        search = _Search.of(request)
         response = admin_pb2.ListDeadLettersResponse()
-        room = self._broker.config.frame_bytes_max
-        places, after = self._office.places(subscription), _position_of(request.page_token)
-        async for topic, position, frame in letters_after(places, after, count):
-            if len(response.dead_letters) == count:
-                return _cut(response)
+        room, bytes_left = self._broker.config.frame_bytes_max, _LOOKED_BYTES_MAX
+        places, last = self._office.places(subscription), decode_place(request.page_token)
+        budget, looked = YieldBudget(self._broker.clock), 0
+        async for topic, position, frame in letters_after(places, last, count):
+            if len(response.dead_letters) == count or looked == _LOOKED_MAX or bytes_left <= 0:
+                return _cut(response, last)
+            looked, bytes_left = looked + 1, bytes_left - len(frame)
             letter = _letter(topic.name, position, frame, is_full)
-            room -= letter.ByteSize()
-            if room < 0 and response.dead_letters:  # the first one goes whatever its size
-                return _cut(response)
-            response.dead_letters.append(letter)
+            if search.matches(letter):
+                room -= letter.ByteSize()
+                if room < 0 and response.dead_letters:  # the first one goes whatever its size
+                    return _cut(response, last)
+                response.dead_letters.append(letter)
+            last = position
+            await budget.spent()
         return response
 
     async def _requeue(self, request: admin_pb2.RequeueDeadLettersRequest) -> Message:
@@ -124,19 +158,9 @@ def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
     check_max_delay(np.array([deliver_after_ms]), 0, topic.policy, lambda _: "deliver_after_ms")
 
 
-def _position_of(page_token: str) -> Position:
-    """Return where the page before ended."""
-    after = decode_token(page_token)
-    match = _POSITION.fullmatch(after or "0.0")
-    if match is None:
-        raise InvalidRequest("page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN")
-    return Position(int(match[1]), int(match[2]))
-
-
-def _cut(response: admin_pb2.ListDeadLettersResponse) -> admin_pb2.ListDeadLettersResponse:
-    """A page after which there is more."""
-    last = response.dead_letters[-1].id
-    response.next_page_token = encode_token(f"{last.ledger_id}.{last.entry_id}")
+def _cut(response: admin_pb2.ListDeadLettersResponse, last: Position) -> admin_pb2.ListDeadLettersResponse:
+    """A page after which there is more; `last`: the last letter that was looked at."""
+    response.next_page_token = encode_place(last)
     return response
 
 

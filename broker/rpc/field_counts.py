@@ -26,6 +26,7 @@ OTHERS_MAX = 64
 _OF_ID = 4
 """Elements of an id that is alone in its set: the set, its ledger, the field of ids, the id."""
 _PATHS_MAX = 256
+_STATES_MAX = 16
 _OF_OUTPUT = 16
 _HIGH_BYTES = bytes(range(0x80, 0x100))
 _WIDTHS = {1: 8, 5: 4, 3: 0, 4: 0}
@@ -47,6 +48,7 @@ MOST: Mapping[str, Callable[[BrokerConfig], int]] = {
     "postdate.v1.AcknowledgeRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
     "postdate.v1.NackRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
     "postdate.v1.ExtendLeaseRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.ListOwedRequest": lambda _: _STATES_MAX,
     "postdate.v1.RequeueDeadLettersRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
     "postdate.v1.PurgeDeadLettersRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
     "postdate.v1.CancelScheduledRequest": lambda config: _OF_ID * config.tuning.schedule_names_max,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import TypeVar
 
 from broker.errors import InvalidRequest
+from broker.model import Position
 from broker.storage.backup_marker import Backup
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 
 _PAGE_SIZE = 100
 _PAGE_SIZE_MAX = 1_000
+_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
 
 Named = TypeVar("Named", Topic, Subscription, Backup)
 
@@ -38,6 +41,18 @@ def decode_token(page_token: str) -> str:
         raise InvalidRequest(
             "page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN"
         ) from error
+
+
+def encode_place(position: Position) -> str:
+    return encode_token(f"{position.ledger_id}.{position.entry_id}")
+
+
+def decode_place(page_token: str) -> Position:
+    """Return the place that a page of messages ended with."""
+    match = _POSITION.fullmatch(decode_token(page_token) or "0.0")
+    if match is None:
+        raise InvalidRequest("page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN")
+    return Position(int(match[1]), int(match[2]))
 
 
 def page_by_name(items: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:

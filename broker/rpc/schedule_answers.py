@@ -14,7 +14,7 @@ from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
 from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
-from broker.topics.message_look import OwedMessage
+from broker.topics.message_look import MessageStanding
 from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
 from postdate_api.v1 import message_pb2, schedule_pb2
 
@@ -160,7 +160,7 @@ def encode_scheduled(
     return b"".join(parts), None
 
 
-def encode_returned(response: bytes, returned: Sequence[OwedMessage], frame_bytes_max: int) -> bytes:
+def encode_returned(response: bytes, returned: Sequence[MessageStanding], frame_bytes_max: int) -> bytes:
     """Return the answer about one message, with the first of those subscriptions that got it back, as many as fit."""
     told = schedule_pb2.GetScheduledResponse.FromString(response)
     room = frame_bytes_max - _REST_BYTES - len(response)

@@ -224,6 +224,21 @@ class Run:
                 break
         return entries
 
+    def times_of(self, ledger_id: int, held: BitMap) -> dict[int, int]:
+        """The times of entries of one ledger, all of them held. Looks through blocks, which are in order of time."""
+        ids, times = ids_of(held), dict[int, int]()
+        for block in self.blocks:
+            slot = int(np.searchsorted(block.ledger_ids, ledger_id))
+            if slot == len(block.ledger_ids) or block.ledger_ids[slot] != ledger_id:
+                continue
+            rows = np.flatnonzero((block.entry_ids >= ids[0]) & (block.entry_ids <= ids[-1]))
+            rows = rows[block.slots[rows] == slot]
+            rows = rows[ids[np.searchsorted(ids, block.entry_ids[rows])] == block.entry_ids[rows]]
+            times.update(zip(block.entry_ids[rows].tolist(), block.times[rows].tolist(), strict=True))
+            if len(times) == len(ids):  # TIMERUN-1
+                break
+        return times
+
     def first_waiting(self, row: int, waits: Entries) -> int:
         """The number of the first row, from `row` on, whose entry is held and waits."""
         row = max(row, self.begin_row)

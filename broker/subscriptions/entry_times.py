@@ -49,6 +49,8 @@ _STEPS_MAX = 4
 _DEAD_ROWS = BLOCK_ROWS
 """So many rows that hold no more are not worth a merge."""
 
+_NOTHING = BitMap()
+
 Columns = dict[int, list[tuple[UInt32Column, Int64Column]]]
 
 
@@ -192,6 +194,18 @@ class EntryTimes:
             if held := common_entries(entries, run.held):
                 merge_entries(matches, without_entries(held, run.untimed()))
         return matches
+
+    def times_of(self, ledger_id: int, entry_ids: BitMap) -> dict[int, int]:
+        """The times of those of some entries that are here. Costs what the runs that hold them have in rows."""
+        times: dict[int, int] = {}
+        gathered = entry_ids & self._gathering.held.get(ledger_id, _NOTHING)
+        for time_ms, chunk_ledger_id, bitmap in self._gathering.chunks if gathered else ():
+            if chunk_ledger_id == ledger_id:
+                times |= dict.fromkeys(bitmap & gathered, time_ms)
+        for run in self._runs:
+            if held := entry_ids & run.held.get(ledger_id, _NOTHING):
+                times |= run.times_of(ledger_id, held)
+        return times
 
     def capture(self) -> TimesCapture:
         """All entries and their times; one short step."""

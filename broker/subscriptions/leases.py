@@ -7,6 +7,9 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
+
+from pyroaring import BitMap
 
 from broker.model import (
     Entries,
@@ -21,6 +24,7 @@ from broker.subscriptions.entry_times import EntryTimes
 
 _DUE_ROWS = 1 << 17
 """So many deadlines that passed are looked at in one step."""
+_NOTHING = BitMap()
 _GRANTS_MAX = 4_096
 """So many grants are kept as they came; of the first ones beyond, what is still held has its deadline row by row."""
 
@@ -28,6 +32,13 @@ _GRANTS_MAX = 4_096
 def lease_end_ns(from_ns: int, lease_ms: int) -> int:
     """Return when a lease ends that is counted from a moment of the monotonic clock: the rule, for whoever needs it."""
     return from_ns + lease_ms * 1_000_000
+
+
+class MessageLease(NamedTuple):
+    """Holder of an entry, and the end of its lease on the monotonic clock; 0: it is over."""
+
+    consumer_id: str
+    deadline_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +141,23 @@ class Leases:
     def held(self, consumer_id: str) -> Entries:
         """All that a consumer holds."""
         return {ledger_id: bitmap.copy() for ledger_id, bitmap in self._held.get(consumer_id, {}).items()}
+
+    def of(self, ledger_id: int, entry_ids: BitMap) -> dict[int, MessageLease]:
+        """Return the leases of those of some entries that are held. Costs a look at each grant and consumer."""
+        rest = entry_ids & self.leased.get(ledger_id, _NOTHING)
+        granted = rest - self._outdated.get(ledger_id, _NOTHING)
+        deadlines = dict.fromkeys(rest & self._late.get(ledger_id, _NOTHING), 0)
+        deadlines |= self._deadlines.times_of(ledger_id, rest)
+        for grant in self._grants:
+            some = grant.entries.get(ledger_id)
+            if some is not None and not some.isdisjoint(granted):
+                deadlines |= dict.fromkeys(some & granted, grant.deadline_ns)
+        leases: dict[int, MessageLease] = {}
+        for consumer_id, held in self._held.items():
+            mine = held.get(ledger_id)
+            if mine is not None and not mine.isdisjoint(rest):
+                leases |= {each: MessageLease(consumer_id, deadlines[each]) for each in mine & rest}
+        return leases
 
     def count(self) -> int:
         return count_entries(self.leased)

@@ -15,6 +15,8 @@ consumer gets what that one held as it arrived.
 
 from __future__ import annotations
 
+from pyroaring import BitMap
+
 from broker.model import (
     Entries,
     UInt32Column,
@@ -122,9 +124,17 @@ class RedeliveryQueue:
         Exact, because what is due is sought in the rows that come next, as `take` does, and the rest is counted by
         its sets, which hold no dead entries. What came due before the clock stepped back counts as come.
         """
+        self.find_all_due(now_ms)
+        return count_entries(self.queued) - count_entries(self._ready)
+
+    def find_all_due(self, now_ms: int) -> None:
+        """Make ready all that has become due: `ready` is then exact."""
         while self._find_due(now_ms):
             pass
-        return count_entries(self.queued) - count_entries(self._ready)
+
+    def not_before_ms(self, ledger_id: int, entry_ids: BitMap) -> dict[int, int]:
+        """Of some queued entries, the times that they are queued under; 0: at once."""
+        return self._owed.times_of(ledger_id, entry_ids) | self._put_off.times_of(ledger_id, entry_ids)
 
     @property
     def ready(self) -> Entries:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.delayed.due_rows import DueRows
-from broker.model import Entries, UInt32Column, count_entries, members, merge_entries
+from broker.model import Entries, Position, UInt32Column, count_entries, members, merge_entries
 from broker.observe.metrics import SubscriptionCounters
 from broker.policy import effective
 from broker.runtime.signal import Signal
@@ -164,6 +164,11 @@ class Subscription:
     def unsettled_count(self) -> int:
         """Messages that are owed: stored since the start, not settled, due or not."""
         return self.log.count_from(self.cursor.mark) - self.cursor.settled_beyond_mark()
+
+    def waits_again(self, position: Position) -> bool:
+        """Return whether an entry that is queued waits for a time that has not come."""
+        self.states.redelivery.find_all_due(self.clock.now_ms())
+        return position.entry_id not in self.states.redelivery.ready.get(position.ledger_id, ())
 
     # -- durable state: called by the journal, in lsn order --------------------------------------------------
 

@@ -17,6 +17,7 @@ from broker.model import CANCELLED_MS, Position
 from broker.storage.sparse_files import GONE_FRAME
 from broker.subscriptions.entry_states import PROMISED, State
 from broker.subscriptions.subscription import Subscription
+from broker.topics.owed_list import OwedState
 from broker.topics.schedule_frames import schedule_key_of
 from broker.topics.schedule_values import Scheduled, ScheduledState
 from broker.topics.topic import Topic
@@ -30,19 +31,8 @@ class MessageState(Enum):
     CANCELLED = "cancelled"
 
 
-class OwedState(Enum):
-    """State of a message for one subscription."""
-
-    BEFORE_START = "begins after it"
-    SETTLED = "settled"
-    LEASED = "with a consumer"
-    RETURNED = "waits to be sent again"
-    WAITING = "waits for its time"
-    READY = "ready"
-
-
 @dataclass(frozen=True, slots=True)
-class OwedMessage:
+class MessageStanding:
     """A message as one subscription has it."""
 
     subscription: str
@@ -62,7 +52,7 @@ class LookedMessage:
     expire_at_ms: int  # 0: never
     revision: int  # how often it was moved
     frame: bytes
-    owed: tuple[OwedMessage, ...]
+    owed: tuple[MessageStanding, ...]
     more_subscriptions: int  # that are left out
 
 
@@ -119,7 +109,7 @@ async def returned_message(topic: Topic, position: Position) -> Scheduled | None
     )
 
 
-def returned_to(topic: Topic, position: Position, subscriptions_max: int) -> list[OwedMessage]:
+def returned_to(topic: Topic, position: Position, subscriptions_max: int) -> list[MessageStanding]:
     """Return those subscriptions, the first by name, that got a message back and have not settled it."""
     returned = [
         _owed(subscription, position, is_waiting=False)
@@ -130,7 +120,7 @@ def returned_to(topic: Topic, position: Position, subscriptions_max: int) -> lis
     return [owed for owed in returned if owed.state is not OwedState.SETTLED][:subscriptions_max]
 
 
-def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -> OwedMessage:
+def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -> MessageStanding:
     entry_state = subscription.states.state_of(position)
     if position < subscription.cursor.start:
         state = OwedState.BEFORE_START
@@ -140,12 +130,12 @@ def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -
         state = OwedState.LEASED
     elif is_waiting and subscription.honors_delay:
         state = OwedState.WAITING
-    elif entry_state is State.QUEUED:
-        state = OwedState.RETURNED
+    elif entry_state is State.QUEUED and subscription.waits_again(position):
+        state = OwedState.RETRYING
     else:
         state = OwedState.READY
     attempts = subscription.attempts.count(position)
-    return OwedMessage(subscription.name, state, attempts, subscription.reasons.of(position))
+    return MessageStanding(subscription.name, state, attempts, subscription.reasons.of(position))
 
 
 def _not_there(topic: Topic, position: Position) -> NotFound:

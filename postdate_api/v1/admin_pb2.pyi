@@ -1,6 +1,7 @@
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from postdate_api.v1 import consumer_pb2 as _consumer_pb2
 from postdate_api.v1 import message_pb2 as _message_pb2
+from postdate_api.v1 import schedule_pb2 as _schedule_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -380,18 +381,22 @@ class ResumeResponse(_message.Message):
     def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
-    __slots__ = ("topic", "subscription", "view", "page_size", "page_token")
+    __slots__ = ("topic", "subscription", "view", "page_size", "page_token", "reason", "dead_letter_time")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TIME_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     view: _message_pb2.MessageView
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    reason: str
+    dead_letter_time: _schedule_pb2.TimeRange
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., reason: _Optional[str] = ..., dead_letter_time: _Optional[_Union[_schedule_pb2.TimeRange, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
     __slots__ = ("dead_letters", "next_page_token")

@@ -22,6 +22,13 @@ class InitialPosition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INITIAL_POSITION_UNSPECIFIED: _ClassVar[InitialPosition]
     INITIAL_POSITION_LATEST: _ClassVar[InitialPosition]
     INITIAL_POSITION_EARLIEST: _ClassVar[InitialPosition]
+
+class OwedState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OWED_STATE_UNSPECIFIED: _ClassVar[OwedState]
+    OWED_STATE_READY: _ClassVar[OwedState]
+    OWED_STATE_LEASED: _ClassVar[OwedState]
+    OWED_STATE_RETRYING: _ClassVar[OwedState]
 SUBSCRIPTION_TYPE_UNSPECIFIED: SubscriptionType
 SUBSCRIPTION_TYPE_SHARED: SubscriptionType
 SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType
@@ -30,6 +37,10 @@ SUBSCRIPTION_TYPE_FAILOVER: SubscriptionType
 INITIAL_POSITION_UNSPECIFIED: InitialPosition
 INITIAL_POSITION_LATEST: InitialPosition
 INITIAL_POSITION_EARLIEST: InitialPosition
+OWED_STATE_UNSPECIFIED: OwedState
+OWED_STATE_READY: OwedState
+OWED_STATE_LEASED: OwedState
+OWED_STATE_RETRYING: OwedState
 
 class SubscribeRequest(_message.Message):
     __slots__ = ("open", "permits", "ack", "nack", "extend", "drain")
@@ -286,3 +297,53 @@ class ExtendLeaseResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
     def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ListOwedRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "states", "view", "page_size", "page_token")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    states: _containers.RepeatedScalarFieldContainer[OwedState]
+    view: _message_pb2.MessageView
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., states: _Optional[_Iterable[_Union[OwedState, str]]] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListOwedResponse(_message.Message):
+    __slots__ = ("owed", "next_page_token")
+    OWED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    owed: _containers.RepeatedCompositeFieldContainer[OwedMessage]
+    next_page_token: str
+    def __init__(self, owed: _Optional[_Iterable[_Union[OwedMessage, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class OwedMessage(_message.Message):
+    __slots__ = ("id", "state", "attempts", "last_reason", "publish_time_ms", "deliver_at_ms", "consumer_name", "lease_end_ms", "next_attempt_ms", "size_bytes", "message")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_REASON_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_END_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    id: _message_pb2.MessageId
+    state: OwedState
+    attempts: int
+    last_reason: str
+    publish_time_ms: int
+    deliver_at_ms: int
+    consumer_name: str
+    lease_end_ms: int
+    next_attempt_ms: int
+    size_bytes: int
+    message: _message_pb2.Message
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., state: _Optional[_Union[OwedState, str]] = ..., attempts: _Optional[int] = ..., last_reason: _Optional[str] = ..., publish_time_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., consumer_name: _Optional[str] = ..., lease_end_ms: _Optional[int] = ..., next_attempt_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...

@@ -60,6 +60,11 @@ class ConsumerServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_consumer__pb2.ExtendLeaseRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_consumer__pb2.ExtendLeaseResponse.FromString,
                 _registered_method=True)
+        self.ListOwed = channel.unary_unary(
+                '/postdate.v1.ConsumerService/ListOwed',
+                request_serializer=postdate_dot_v1_dot_consumer__pb2.ListOwedRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_consumer__pb2.ListOwedResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumerServiceServicer(object):
@@ -102,6 +107,14 @@ class ConsumerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListOwed(self, request, context):
+        """Lists what a subscription is owed and is due: ready, with a consumer, or waiting for its next attempt; in the order
+        of ids. What is scheduled is listed by ListScheduled. It looks, and takes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +142,11 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
                     servicer.ExtendLease,
                     request_deserializer=postdate_dot_v1_dot_consumer__pb2.ExtendLeaseRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_consumer__pb2.ExtendLeaseResponse.SerializeToString,
+            ),
+            'ListOwed': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOwed,
+                    request_deserializer=postdate_dot_v1_dot_consumer__pb2.ListOwedRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_consumer__pb2.ListOwedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +285,33 @@ class ConsumerService(object):
             '/postdate.v1.ConsumerService/ExtendLease',
             postdate_dot_v1_dot_consumer__pb2.ExtendLeaseRequest.SerializeToString,
             postdate_dot_v1_dot_consumer__pb2.ExtendLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOwed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ConsumerService/ListOwed',
+            postdate_dot_v1_dot_consumer__pb2.ListOwedRequest.SerializeToString,
+            postdate_dot_v1_dot_consumer__pb2.ListOwedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ SAME_THING = {
     "Backup",
     "ChangeResult",
     "IdRange",
+    "OwedMessage",
+    "OwedState",
     "ScheduledCounts",
     "ScheduledState",
     "SubscriptionPolicy",

@@ -11,9 +11,11 @@ import aiohttp
 import grpc
 import pytest
 
+from broker.rpc import dead_letters
 from broker.runtime.clock import SystemClock
-from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
 from tests.wire.conftest import (
+    Ahead,
     Id,
     Message,
     Serve,
@@ -31,6 +33,7 @@ EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
 FULL = message_pb2.MESSAGE_VIEW_FULL
 PREFIX = "postdate.dead-letter."
 HOLDER = "dead-letters"
+HOUR_MS = 3_600_000
 
 
 def policy(**fields: Any) -> admin_pb2.SubscriptionPolicy:
@@ -442,6 +445,13 @@ async def refusals(wire: Wire) -> dict[str, Any]:
             admin_pb2.ListDeadLettersRequest(**named, page_token="bm8="),
         ),
         "INVALID_VIEW view": (list_, admin_pb2.ListDeadLettersRequest(**named, view=9)),
+        "REASON_TOO_LARGE reason": (list_, admin_pb2.ListDeadLettersRequest(**named, reason="r" * 10_000)),
+        "INVALID_TIME_RANGE dead_letter_time": (
+            list_,
+            admin_pb2.ListDeadLettersRequest(
+                **named, dead_letter_time=schedule_pb2.TimeRange(start_ms=2, end_ms=1)
+            ),
+        ),
         "INVALID_SELECTION entries": (requeue_, admin_pb2.RequeueDeadLettersRequest(**named)),
         "INVALID_SELECTION entries ": (
             purge_,
@@ -561,3 +571,34 @@ async def test_the_last_reason_is_kept_with_the_attempts_and_over_a_restart(serv
     assert [each["reason"] for each in lines] == ["max_delivery_attempts"], "the last nack is told once"
     subscription = wire.broker.registry.topic("t").subscription("s")
     assert subscription.reasons.texts == {}
+
+
+async def test_letters_are_searched_by_reason_and_time(
+    timed: Wire, ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+):
+    await timed.create_subscription("t", policy=policy())
+    ids = await timed.produce("t", *[b"x"] * 6)
+    stream = await timed.subscribe("t", lease_ms=10 * HOUR_MS)
+    assert ids_of(await stream.deliveries(6)) == ids
+    for id_ in ids:
+        reason = "Timeout of the bank" if id_ in ids[::2] else "no stock"
+        assert await stream.nack([id_], dead_letter=True, reason=reason) == []
+        ahead.step(HOUR_MS)
+    letters = await letters_of(timed, "t")
+    times = [each.dead_letter_time_ms for each in letters]
+    assert times == sorted(times)
+
+    async def found(page_size: int, **fields: Any) -> list[Id]:
+        chosen = await letters_of(timed, "t", page_size=page_size, **fields)
+        return [(each.original_id.ledger_id, each.original_id.entry_id) for each in chosen]
+
+    def between(start_ms: int, end_ms: int) -> schedule_pb2.TimeRange:
+        return schedule_pb2.TimeRange(start_ms=start_ms, end_ms=end_ms)
+
+    for page_size, looked_max in ((1, 10_000), (2, 1), (100, 2), (100, 10_000)):
+        monkeypatch.setattr(dead_letters, "_LOOKED_MAX", looked_max)
+        assert await found(page_size, reason="timeout") == ids[::2]
+        assert await found(page_size, reason="of the moon") == []
+        assert await found(page_size, dead_letter_time=between(times[1], times[4])) == ids[1:4]
+        assert await found(page_size, reason="STOCK", dead_letter_time=between(times[2], 0)) == ids[3::2]
+        assert await found(page_size, dead_letter_time=between(0, times[1])) == ids[:1]

@@ -92,6 +92,7 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "ConsumerService/Acknowledge": lambda topic: consumer_pb2.AcknowledgeRequest(
         topic=topic, subscription="s", entries=sets([(1, 0)])
     ),
+    "ConsumerService/ListOwed": lambda topic: consumer_pb2.ListOwedRequest(topic=topic, subscription="s"),
     "AdminService/CreateTopic": lambda topic: admin_pb2.CreateTopicRequest(name=topic),
     "AdminService/GetTopic": lambda topic: admin_pb2.GetTopicRequest(name=topic),
     "AdminService/DeleteTopic": lambda topic: admin_pb2.DeleteTopicRequest(name=topic),

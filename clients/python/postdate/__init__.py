@@ -54,6 +54,7 @@ from postdate.model import (
     Receipts,
     SubscriptionType,
 )
+from postdate.owed import OwedMessage, OwedState
 from postdate.partitions import (
     PartitionedProducer,
     PartitionedSubscription,
@@ -119,6 +120,8 @@ __all__ = [
     "OverdueAction",
     "partition_of",
     "partition_topics",
+    "OwedMessage",
+    "OwedState",
     "PartitionedProducer",
     "PartitionedSubscription",
     "PartitionReceipt",

@@ -20,10 +20,13 @@ from postdate._rpc import Rpc
 from postdate._time import epoch_ms, moment
 from postdate.errors import AlreadyExists, FailedPrecondition
 from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
+from postdate.owed import OwedMessage, OwedState, owed_message
 from postdate.policies import SubscriptionChanges, SubscriptionPolicy, TopicChanges, TopicPolicy
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 
 _PAGE_SIZE = 1000
+_OWED_PAGE_SIZE = 100
+_FULL_PAGE_SIZE = 20  # payloads may be large, and a page is one answer
 _VERIFY_S = 3_600.0
 
 
@@ -289,6 +292,33 @@ class Subscriptions:
             admin_pb2.ListSubscriptionsRequest(topic=topic),
             lambda page: [_subscription(each) for each in page.subscriptions],
             page_size=_PAGE_SIZE,
+            limit=limit,
+        )
+
+    def owed(
+        self,
+        topic: str,
+        name: str,
+        *states: OwedState,
+        limit: int | None = None,
+        payloads: bool = False,
+    ) -> AsyncIterator[OwedMessage]:
+        """Messages that it is owed and that are due, by id, page by page as the iteration goes on; at most `limit`.
+
+        Those in one of the states, or in any: ready, with a consumer, or waiting for their next attempt. It looks,
+        and takes nothing. Where few of millions are in a state, a page may take a while.
+        """
+        view = message_pb2.MESSAGE_VIEW_FULL if payloads else message_pb2.MESSAGE_VIEW_BASIC
+        return self._rpc.rows(
+            self._rpc.consumer.ListOwed,
+            consumer_pb2.ListOwedRequest(
+                topic=topic,
+                subscription=name,
+                states=[cast(consumer_pb2.OwedState, state.value) for state in states],
+                view=view,
+            ),
+            lambda page: [owed_message(each, payloads) for each in page.owed],
+            page_size=_FULL_PAGE_SIZE if payloads else _OWED_PAGE_SIZE,
             limit=limit,
         )
 

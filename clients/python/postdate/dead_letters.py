@@ -13,6 +13,7 @@ from postdate._settlement import IDS_MAX, entry_sets, fault_table
 from postdate._time import duration_ms, moment
 from postdate.errors import PostdateError
 from postdate.model import MessageId
+from postdate.schedule import time_range
 from postdate_api.v1 import admin_pb2, message_pb2
 
 _PAGE_SIZE = 100
@@ -60,13 +61,31 @@ class DeadLetters:
         self._rpc = rpc
 
     def list(
-        self, topic: str, subscription: str, *, limit: int | None = None, payloads: bool = False
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        reason: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        limit: int | None = None,
+        payloads: bool = False,
     ) -> AsyncIterator[DeadLetter]:
-        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`."""
+        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`.
+
+        Those whose `reason` or `last_reason` contains this text, upper or lower case, and that were given up from
+        `start` on and before `end`.
+        """
         view = message_pb2.MESSAGE_VIEW_FULL if payloads else message_pb2.MESSAGE_VIEW_BASIC
         return self._rpc.rows(
             self._rpc.admin.ListDeadLetters,
-            admin_pb2.ListDeadLettersRequest(topic=topic, subscription=subscription, view=view),
+            admin_pb2.ListDeadLettersRequest(
+                topic=topic,
+                subscription=subscription,
+                view=view,
+                reason=reason,
+                dead_letter_time=time_range(start, end),
+            ),
             lambda page: [_dead_letter(each, payloads) for each in page.dead_letters],
             page_size=_FULL_PAGE_SIZE if payloads else _PAGE_SIZE,
             limit=limit,

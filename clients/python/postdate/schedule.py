@@ -82,7 +82,7 @@ class Schedule:
         return self._rpc.rows(
             self._rpc.schedule.ListScheduled,
             schedule_pb2.ListScheduledRequest(
-                topic=topic, due=_due(start, end), key_prefix=key_prefix, view=_view(payloads)
+                topic=topic, due=time_range(start, end), key_prefix=key_prefix, view=_view(payloads)
             ),
             lambda page: [ScheduledMessage(each, payloads) for each in page.scheduled],
             page_size=_PAGE_SIZE,
@@ -101,7 +101,7 @@ class Schedule:
         No message is read, however many there are. Without `width` there is one bar. Bars begin at `start`.
         """
         request = schedule_pb2.CountScheduledRequest(
-            topics=topics, due=_due(start, end), width_ms=0 if width is None else _width_ms(width)
+            topics=topics, due=time_range(start, end), width_ms=0 if width is None else _width_ms(width)
         )
         response = await self._rpc.call(self._rpc.schedule.CountScheduled, request)
         bars = (ScheduledBar(moment(bar.start_ms), bar.messages, bar.bytes) for bar in response.buckets)
@@ -386,10 +386,10 @@ def _check_many(names: object, name: str) -> None:
 
 
 def _filter(start: datetime | None, end: datetime | None, key_prefix: str) -> schedule_pb2.ScheduleFilter:
-    return schedule_pb2.ScheduleFilter(due=_due(start, end), key_prefix=key_prefix)
+    return schedule_pb2.ScheduleFilter(due=time_range(start, end), key_prefix=key_prefix)
 
 
-def _due(start: datetime | None, end: datetime | None) -> schedule_pb2.TimeRange:
+def time_range(start: datetime | None, end: datetime | None) -> schedule_pb2.TimeRange:
     return schedule_pb2.TimeRange(
         start_ms=0 if start is None else epoch_ms(start, "start"),
         end_ms=0 if end is None else epoch_ms(end, "end"),

@@ -92,6 +92,7 @@ class FakeBroker(
         self.frames: list[consumer_pb2.SubscribeRequest] = []  # of all consumers, without the first
         self.opens: list[consumer_pb2.Open] = []
         self.unary: list[Any] = []
+        self.owed: list[consumer_pb2.OwedMessage] = []
         self.backups: dict[str, admin_pb2.Backup] = {}
         self.streams: set[asyncio.Queue[Any]] = set()
         self.produce_streams = 0
@@ -375,6 +376,13 @@ class FakeBroker(
         self.unary.append(request)
         subscription = self._subscription(request.topic, request.subscription)
         return consumer_pb2.NackResponse(failures=self._settle(subscription, "nack", request, set()))
+
+    async def ListOwed(self, request: consumer_pb2.ListOwedRequest, context: Any) -> Any:
+        self.unary.append(request)
+        owed = self.owed[int(request.page_token or 0) :]
+        return consumer_pb2.ListOwedResponse(
+            owed=owed[:2], next_page_token=str(len(self.owed) - len(owed) + 2) if len(owed) > 2 else ""
+        )
 
     async def ExtendLease(self, request: consumer_pb2.ExtendLeaseRequest, context: Any) -> Any:
         self.unary.append(request)

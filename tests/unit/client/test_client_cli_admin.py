@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ import pytest
 import postdate as sdk
 from postdate.cli import cli
 from postdate.commands.values import parse_size, parse_target
-from postdate_api.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.unit.client.fake_server import FakeBroker
 
 Run = Callable[..., Any]
@@ -139,6 +139,43 @@ async def test_dead_letters_are_listed(broker: FakeBroker, postdate: Run, dead: 
     table = (await postdate("dlq", "list", "t", "s")).out
     assert "no use" in table and "payload bytes" in table
     assert (await postdate("dlq", "list", "t", "nope")).code == 3
+
+
+async def test_dead_letters_are_searched(broker: FakeBroker, postdate: Run, dead: list[str]) -> None:
+    rows = await postdate(
+        "dlq", "list", "t", "s", "--reason", "use", "--from", "1h", "--until", "2999-01-01T00:00Z"
+    )
+    assert rows.code == 0
+    asked = broker.unary[-1]
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    assert (asked.reason, asked.dead_letter_time.end_ms) == ("use", 32472144000000)
+    assert abs(asked.dead_letter_time.start_ms - an_hour_ago.timestamp() * 1000) < 60_000
+    assert "so long ago" in (await postdate("dlq", "list", "t", "s", "--from", "x")).err
+
+
+async def test_what_is_owed_is_shown(broker: FakeBroker, postdate: Run) -> None:
+    broker.owed = [
+        consumer_pb2.OwedMessage(
+            id=message_pb2.MessageId(ledger_id=7, entry_id=1),
+            state=consumer_pb2.OWED_STATE_LEASED,
+            consumer_name="worker-1",
+            lease_end_ms=1_700_000_002_000,
+            message=message_pb2.Message(key="k", payload=b"p"),
+        )
+    ]
+    [row] = (
+        await postdate("subscription", "owed", "t", "s", "--state", "leased", "--payload", "-o", "jsonl")
+    ).lines
+    assert list(broker.unary[-1].states) == [consumer_pb2.OWED_STATE_LEASED]
+    assert (row["id"], row["state"], row["consumer_name"], row["payload"]) == (
+        "7:1",
+        "LEASED",
+        "worker-1",
+        "p",
+    )
+    assert (row["lease_end"], row["next_attempt"]) == ("2023-11-14T22:13:22+00:00", None)
+    assert "worker-1" in (await postdate("subscription", "owed", "t", "s")).out
+    assert (await postdate("subscription", "owed", "t", "s", "--state", "settled")).code == 2
 
 
 @pytest.mark.parametrize("bar", ["--progress", "--no-progress"])

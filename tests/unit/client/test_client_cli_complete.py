@@ -54,6 +54,7 @@ COMMANDS = {
     "ConsumerService/Acknowledge": "postdate consume",
     "ConsumerService/Nack": "postdate consume",
     "ConsumerService/ExtendLease": "postdate consume",
+    "ConsumerService/ListOwed": "postdate subscription owed",
     "ProducerService/Produce": "postdate produce",
     "ProducerService/ProduceStream": "postdate produce",
     "ScheduleService/GetScheduled": "postdate schedule get",

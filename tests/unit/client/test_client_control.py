@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import postdate
-from postdate_api.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 from tests.unit.client.fake_server import DEAD_LETTERS, FakeBroker
 from tests.unit.client.fake_values import status
 
@@ -183,6 +183,39 @@ async def test_dead_letters_are_listed_page_by_page(broker: FakeBroker, client: 
     full = [letter async for letter in client.dead_letters.list("t", "s", payloads=True)]
     assert full[0].payload == b"given up"
     assert (await client.stats("t"))[0].subscriptions[0].dead_letter_messages == 5
+
+
+async def test_what_is_owed_is_listed_page_by_page(broker: FakeBroker, client: postdate.Client) -> None:
+    times: dict[str, int] = {"publish_time_ms": 1_700_000_000_000, "deliver_at_ms": 1_700_000_001_000}
+    broker.owed = [
+        consumer_pb2.OwedMessage(id=message_pb2.MessageId(ledger_id=7, entry_id=at), state=state, **times)  # type: ignore[arg-type]
+        for at, state in enumerate((1, 2, 3))
+    ]
+    broker.owed[1].MergeFrom(consumer_pb2.OwedMessage(consumer_name="w", lease_end_ms=1_700_000_002_000))
+    broker.owed[2].MergeFrom(
+        consumer_pb2.OwedMessage(attempts=2, last_reason="no stock", next_attempt_ms=1_700_000_003_000)
+    )
+    states = (postdate.OwedState.LEASED, postdate.OwedState.RETRYING)
+    ready, leased, retrying = [each async for each in client.subscriptions.owed("t", "s", *states)]
+    assert [list(request.states) for request in broker.unary] == [[2, 3], [2, 3]]
+    assert [each.state.name for each in (ready, leased, retrying)] == ["READY", "LEASED", "RETRYING"]
+    assert (ready.id, ready.lease_end, ready.next_attempt, ready.payload) == ((7, 0), None, None, None)
+    assert (leased.consumer_name, leased.lease_end) == ("w", ready.publish_time + timedelta(seconds=2))
+    assert (retrying.attempts, retrying.last_reason) == (2, "no stock")
+    assert retrying.next_attempt == ready.publish_time + timedelta(seconds=3)
+    assert len([each async for each in client.subscriptions.owed("t", "s", limit=1, payloads=True)]) == 1
+
+
+async def test_search_for_dead_letters_names_a_reason_and_times(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    await dead(client, 1)
+    start = datetime(2026, 11, 27, tzinfo=UTC)
+    async for _ in client.dead_letters.list("t", "s", reason="stock", start=start):
+        pass
+    asked = broker.unary[-1]
+    assert (asked.reason, asked.dead_letter_time.end_ms) == ("stock", 0)
+    assert asked.dead_letter_time.start_ms == start.timestamp() * 1000
 
 
 async def test_iteration_that_ends_early_asks_for_no_more(

@@ -206,6 +206,7 @@ NAMED: dict[str, Any] = {"topic": TOPIC, "subscription": "billing"}
 plain("ProducerService.Produce", BATCH)
 plain("ProducerService.ProduceStream", BATCH)
 plain("ConsumerService.Receive", consumer_pb2.ReceiveRequest(topic=TOPIC, subscription="new", wait_ms=500))
+plain("ConsumerService.ListOwed", consumer_pb2.ListOwedRequest(**NAMED))
 plain("ScheduleService.ListScheduled", schedule_pb2.ListScheduledRequest(topic=TOPIC))
 plain("ScheduleService.CountScheduled", schedule_pb2.CountScheduledRequest(topics=[TOPIC]))
 plain("ScheduleService.GetScheduled", schedule_pb2.GetScheduledRequest(topic=TOPIC, schedule_key="k0"))

@@ -9,7 +9,8 @@ import pytest
 
 from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
 from broker.rpc.schedule_answers import encode_returned
-from broker.topics.message_look import OwedMessage, OwedState
+from broker.topics.message_look import MessageStanding
+from broker.topics.owed_list import OwedState
 from broker.topics.schedule_values import Cancel, DueRange, Move, PageMark, ScheduledCounts
 from postdate_api.v1 import message_pb2, schedule_pb2
 from tests.unit.rpc.fake_schedule import LSN, NOW_MS, Edge, FakeSchedule, Refused
@@ -453,7 +454,7 @@ def test_as_many_subscriptions_are_told_as_fit_into_a_frame():
     message = schedule_pb2.GetScheduledResponse()
     message.scheduled.message.payload = b"x" * 4_000
     response = message.SerializeToString()
-    reasons = [OwedMessage(f"s{number}", OwedState.RETURNED, 1, "r" * 1_000) for number in range(10)]
+    reasons = [MessageStanding(f"s{number}", OwedState.RETRYING, 1, "r" * 1_000) for number in range(10)]
     answer = encode_returned(response, reasons, frame_bytes_max=8 * 1024)
     told = schedule_pb2.GetScheduledResponse.FromString(answer)
     assert [each.subscription for each in told.scheduled.returned] == ["s0", "s1", "s2"]

@@ -55,6 +55,12 @@ def check(leases: Leases, model: Model) -> None:
     assert found.keys() == model.keys()
     for position, lease in found.items():
         assert lease == model[position] or (lease[1] == -1 and lease[0] == model[position][0])
+    told = {
+        Position(ledger_id, entry_id): (lease.consumer_id, lease.deadline_ns or -1)
+        for ledger_id, bitmap in EVERYTHING.items()
+        for entry_id, lease in leases.of(ledger_id, bitmap).items()
+    }
+    assert told == found
     assert leases._held.keys() == {holder for holder, _ in model.values()}
     assert leases.count() == len(model)
     # It may be too early: what was settled leaves its deadline behind. It is never too late.

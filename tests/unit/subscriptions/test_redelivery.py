@@ -134,6 +134,13 @@ class Both:
         assert waiting.next_ms() == min(plain.queued.values(), default=None)
         assert positions_in(waiting.queued) == plain.queued.keys() and all(waiting.queued.values())
         assert owed(waiting) == plain.owed
+        told = {
+            Position(ledger_id, entry_id): time_ms
+            for ledger_id, bitmap in waiting.queued.items()
+            for entry_id, time_ms in waiting.not_before_ms(ledger_id, bitmap).items()
+        }
+        timed = {each: time_ms for each, time_ms in plain.queued.items() if time_ms}
+        assert {each: told[each] for each in timed} == timed
 
 
 STEPS = [

@@ -10,7 +10,7 @@ import click
 
 import postdate
 from postdate.commands.completion import SUBSCRIPTION, TOPIC
-from postdate.commands.output import RowStream, emit_one, emit_rows, plain, record
+from postdate.commands.output import RowStream, emit_one, emit_rows, payload_fields, plain, record
 from postdate.commands.policies import (
     changes_buckets,
     inherit_subscription_option,
@@ -39,6 +39,9 @@ _YES = click.option("--yes", is_flag=True, help="Confirm; required if messages a
 _IF_NOT_EXISTS = click.option(
     "--if-not-exists", is_flag=True, help="If the name exists, change nothing and show it."
 )
+
+
+_OWED_COLUMNS = ["id", "state", "until", "consumer", "attempts", "last_reason", "due", "key"]
 
 
 @click.group(cls=CommandGroup)
@@ -310,6 +313,37 @@ def list_subscriptions(settings: Settings, topic: str, limit: int | None) -> Non
     run(work())
 
 
+@subscription.command("owed")
+@click.argument("topic", type=TOPIC)
+@click.argument("name", type=SUBSCRIPTION)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.name.lower() for state in postdate.OwedState]),
+    help="Only messages in this state. May be repeated.",
+)
+@limit_option("by id")
+@click.option("--payload", is_flag=True, help="Also show payloads.")
+@click.pass_obj
+def list_owed(
+    settings: Settings, topic: str, name: str, states: tuple[str, ...], limit: int | None, payload: bool
+) -> None:
+    """List messages that are due on subscription NAME of TOPIC: ready, leased by a consumer, or retrying."""
+
+    async def work() -> None:
+        columns = [*_OWED_COLUMNS, "payload"] if payload else _OWED_COLUMNS
+        title = f"{topic}, {name}, times in {local_zone(datetime.now(UTC))}"
+        rows = RowStream(settings, columns, title, {"id", "state"})
+        async with settings.client() as client:
+            chosen = [postdate.OwedState[state.upper()] for state in states]
+            async for each in client.subscriptions.owed(topic, name, *chosen, limit=limit, payloads=payload):
+                rows.add(_owed(settings, each))
+        rows.end()
+
+    run(work())
+
+
 @subscription.command("delete")
 @click.argument("topic", type=TOPIC)
 @click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
@@ -437,3 +471,31 @@ def _show_policies(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]
         for name in ("policy", "effective_policy"):
             fields[name] = {key: value for key, value in fields[name].items() if value is not None}
     return fields
+
+
+def _owed(settings: Settings, message: postdate.OwedMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {"id": str(message.id), "state": message.state.name}
+    if settings.output == "table":
+        until = message.lease_end or message.next_attempt
+        fields |= {
+            "until": "" if until is None else local_time(until),
+            "consumer": message.consumer_name,
+            "attempts": message.attempts,
+            "last_reason": message.last_reason,
+            "due": local_time(message.deliver_at),
+            "key": message.key,
+        }
+    else:
+        fields |= {
+            "attempts": message.attempts,
+            "last_reason": message.last_reason,
+            "publish_time": message.publish_time.isoformat(),
+            "deliver_at": message.deliver_at.isoformat(),
+            "consumer_name": message.consumer_name,
+            "lease_end": None if message.lease_end is None else message.lease_end.isoformat(),
+            "next_attempt": None if message.next_attempt is None else message.next_attempt.isoformat(),
+            "size_bytes": message.size_bytes,
+            "key": message.key,
+            "properties": dict(message.properties),
+        }
+    return fields if message.payload is None else fields | payload_fields(message.payload)

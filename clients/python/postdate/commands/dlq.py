@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from postdate.commands.settings import (
     not_confirmed,
     run,
 )
-from postdate.commands.values import DURATION, MESSAGE_ID, limit_option
+from postdate.commands.values import AGO, DURATION, MESSAGE_ID, limit_option
 
 _COLUMNS = ["id", "original_id", "attempts", "reason", "last_reason", "time", "payload_bytes", "key"]
 _LOOK_EVERY_S = 0.2  # at how many are left, for the progress bar
@@ -39,18 +39,35 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
+@click.option("--reason", default="", help="Only those whose reason or last reason contains this text.")
+@click.option(
+    "--from", "start", type=AGO, metavar="WHEN", help="Given up at this time or later: 15m (ago), or a time."
+)
+@click.option(
+    "--until", "end", type=AGO, metavar="WHEN", help="Given up before this time: 15m (ago), or a time."
+)
 @limit_option("oldest first")
 @click.option("--payload", is_flag=True, help="Also show payloads.")
 @click.pass_obj
 def list_dead_letters(
-    settings: Settings, topic: str, subscription: str, limit: int | None, payload: bool
+    settings: Settings,
+    topic: str,
+    subscription: str,
+    reason: str,
+    start: datetime | None,
+    end: datetime | None,
+    limit: int | None,
+    payload: bool,
 ) -> None:
     """List the dead letters of SUBSCRIPTION of TOPIC, oldest first."""
 
     async def work() -> None:
         rows = RowStream(settings, [*_COLUMNS, "payload"] if payload else _COLUMNS)
         async with settings.client() as client:
-            async for letter in client.dead_letters.list(topic, subscription, limit=limit, payloads=payload):
+            letters = client.dead_letters.list(
+                topic, subscription, reason=reason, start=start, end=end, limit=limit, payloads=payload
+            )
+            async for letter in letters:
                 rows.add(_row(letter))
         rows.end()
 

@@ -51,8 +51,17 @@ def parse_time(text: str) -> datetime:
 
 def parse_when(text: str) -> datetime:
     """A time, or a duration from now."""
+    return _parse_near(text, 1, "from now")
+
+
+def parse_ago(text: str) -> datetime:
+    """A time, or a duration before now."""
+    return _parse_near(text, -1, "ago")
+
+
+def _parse_near(text: str, sign: int, direction: str) -> datetime:
     try:
-        return datetime.now(UTC) + parse_duration(text)
+        return datetime.now(UTC) + sign * parse_duration(text)
     except ValueError:
         pass
     except OverflowError:
@@ -60,7 +69,7 @@ def parse_when(text: str) -> datetime:
     try:
         return parse_time(text)
     except ValueError as error:
-        raise ValueError(f"{error}; or so long from now: 15m, 1h30m, 3d") from None
+        raise ValueError(f"{error}; or so long {direction}: 15m, 1h30m, 3d") from None
 
 
 def parse_shift(text: str) -> timedelta:
@@ -124,6 +133,7 @@ class _Parsed(click.ParamType[Any]):
 DURATION = _Parsed("duration", parse_duration)
 TIME = _Parsed("time", parse_time)
 WHEN = _Parsed("when", parse_when)
+AGO = _Parsed("when", parse_ago)
 SHIFT = _Parsed("duration", parse_shift)
 RATE = _Parsed("number", parse_rate)
 SIZE = _Parsed("size", parse_size)

@@ -57,6 +57,7 @@ from postdate.model import (
     Receipts,
     SubscriptionType,
 )
+from postdate.owed import OwedMessage, OwedState
 from postdate.partitions import PartitionReceipt, partition_of, partition_topics
 from postdate.policies import (
     BucketPolicy,
@@ -119,6 +120,8 @@ __all__ = [
     "OverdueAction",
     "partition_of",
     "partition_topics",
+    "OwedMessage",
+    "OwedState",
     "PartitionedProducer",
     "PartitionedSubscription",
     "PartitionReceipt",

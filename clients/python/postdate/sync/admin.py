@@ -13,6 +13,7 @@ from postdate.admin import (
     TopicDescription,
 )
 from postdate.model import InitialPosition, MessageId, SubscriptionType
+from postdate.owed import OwedMessage, OwedState
 from postdate.policies import SubscriptionChanges, SubscriptionPolicy, TopicChanges, TopicPolicy
 from postdate.sync._portal import Portal
 
@@ -125,6 +126,16 @@ class Subscriptions:
     def list(self, topic: str, *, limit: int | None = None) -> Iterator[SubscriptionDescription]:
         """All subscriptions of a topic, by name, page by page as the iteration goes on; at most `limit`."""
         return self._portal.iterate(self._inner.list(topic, limit=limit))
+
+    def owed(
+        self, topic: str, name: str, *states: OwedState, limit: int | None = None, payloads: bool = False
+    ) -> Iterator[OwedMessage]:
+        """Messages that it is owed and that are due, by id, page by page as the iteration goes on; at most `limit`.
+
+        Those in one of the states, or in any: ready, with a consumer, or waiting for their next attempt. It looks,
+        and takes nothing. Where few of millions are in a state, a page may take a while.
+        """
+        return self._portal.iterate(self._inner.owed(topic, name, *states, limit=limit, payloads=payloads))
 
     def delete(self, topic: str, name: str) -> None:
         """Delete a subscription; its consumers are disconnected."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from postdate import dead_letters as _dead_letters
 from postdate.dead_letters import DeadLetter, DeadLetterChange
@@ -19,10 +19,26 @@ class DeadLetters:
         self._portal = portal
 
     def list(
-        self, topic: str, subscription: str, *, limit: int | None = None, payloads: bool = False
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        reason: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        limit: int | None = None,
+        payloads: bool = False,
     ) -> Iterator[DeadLetter]:
-        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`."""
-        return self._portal.iterate(self._inner.list(topic, subscription, limit=limit, payloads=payloads))
+        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`.
+
+        Those whose `reason` or `last_reason` contains this text, upper or lower case, and that were given up from
+        `start` on and before `end`.
+        """
+        return self._portal.iterate(
+            self._inner.list(
+                topic, subscription, reason=reason, start=start, end=end, limit=limit, payloads=payloads
+            )
+        )
 
     def requeue(
         self,
