@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,40 +26,16 @@ from broker.storage.manifest import REASON_BYTES_MAX
 from broker.subscriptions.requests import FailedIds, failed_ids
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
-from broker.topics.dead_letter_list import letters_after
+from broker.topics.dead_letter_list import LOOKED_MAX, LetterSearch, letters_after
 from broker.topics.refusals import check_max_delay
-from broker.topics.schedule_values import DueRange
 from broker.topics.topic import Topic
 from postdate_api.v1 import admin_pb2, message_pb2
 
-_LOOKED_MAX = 10_000
-"""Letters that a page looks at."""
 _LOOKED_BYTES_MAX = 16 * MIB
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
 Answer = admin_pb2.RequeueDeadLettersResponse | admin_pb2.PurgeDeadLettersResponse
 Request = admin_pb2.RequeueDeadLettersRequest | admin_pb2.PurgeDeadLettersRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """Search for dead letters."""
-
-    reason: str  # casefolded
-    given_up: DueRange
-
-    @classmethod
-    def of(cls, request: admin_pb2.ListDeadLettersRequest) -> _Search:
-        if len(request.reason.encode()) > REASON_BYTES_MAX:
-            raise InvalidRequest(
-                f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE"
-            )
-        return cls(request.reason.casefold(), due_range(request.dead_letter_time, "dead_letter_time"))
-
-    def matches(self, letter: admin_pb2.DeadLetter) -> bool:
-        if not self.given_up.start_ms <= letter.dead_letter_time_ms < self.given_up.end_ms:
-            return False
-        return self.reason in letter.reason.casefold() or self.reason in letter.last_reason.casefold()
 
 
 class DeadLetterCalls:
@@ -82,17 +57,17 @@ class DeadLetterCalls:
         _, subscription = self._find(request.topic, request.subscription)
         count = check_page_size(request.page_size)
         is_full = is_full_view(request.view)
-        search = _Search.of(request)
+        search = _search_of(request)
         response = admin_pb2.ListDeadLettersResponse()
         room, bytes_left = self._broker.config.frame_bytes_max, _LOOKED_BYTES_MAX
         places, last = self._office.places(subscription), decode_place(request.page_token)
         budget, looked = YieldBudget(self._broker.clock), 0
         async for topic, position, frame in letters_after(places, last, count):
-            if len(response.dead_letters) == count or looked == _LOOKED_MAX or bytes_left <= 0:
+            if len(response.dead_letters) == count or looked == LOOKED_MAX or bytes_left <= 0:
                 return _cut(response, last)
             looked, bytes_left = looked + 1, bytes_left - len(frame)
             letter = _letter(topic.name, position, frame, is_full)
-            if search.matches(letter):
+            if search.matches(letter.reason, letter.last_reason, letter.dead_letter_time_ms):
                 room -= letter.ByteSize()
                 if room < 0 and response.dead_letters:  # the first one goes whatever its size
                     return _cut(response, last)
@@ -156,6 +131,14 @@ class DeadLetterCalls:
 def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
     check_delay_ms(deliver_after_ms, "deliver_after_ms")
     check_max_delay(np.array([deliver_after_ms]), 0, topic.policy, lambda _: "deliver_after_ms")
+
+
+def _search_of(request: admin_pb2.ListDeadLettersRequest) -> LetterSearch:
+    if len(request.reason.encode()) > REASON_BYTES_MAX:
+        raise InvalidRequest(
+            f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE"
+        )
+    return LetterSearch(request.reason, due_range(request.dead_letter_time, "dead_letter_time"))
 
 
 def _cut(response: admin_pb2.ListDeadLettersResponse, last: Position) -> admin_pb2.ListDeadLettersResponse:

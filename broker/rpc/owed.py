@@ -32,13 +32,13 @@ async def list_owed(broker: Broker, request: consumer_pb2.ListOwedRequest) -> co
     page = await OwedList(topic, topic.subscription(request.subscription), states).page(after, count, room)
     response = consumer_pb2.ListOwedResponse()
     last = page.last
-    for entry in page.entries:
+    for entry in page.messages:
         message = _message(entry, is_full)
         room -= message.ByteSize()
         if room < 0 and response.owed:  # the first one goes whatever its size
             break
         response.owed.append(message)
-        last = page.last if entry is page.entries[-1] else entry.position
+        last = page.last if entry is page.messages[-1] else entry.position
     if last is not None:
         response.next_page_token = encode_place(last)
     return response

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 
 from broker.errors import NotFound
 from broker.model import Position, UInt32Column, ids_of
 from broker.settings import MIB
 from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.topics.dead_letters import HeldLetters
+from broker.topics.schedule_values import DueRange
 from broker.topics.topic import Topic
+
+LOOKED_MAX = 10_000
+"""Letters that a page of a search looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSearch:
+    """Search for dead letters: by a text in their reasons, upper or lower case, and by when they were given up."""
+
+    text: str
+    given_up: DueRange
+
+    def matches(self, reason: str, last_reason: str, time_ms: int) -> bool:
+        if not self.given_up.start_ms <= time_ms < self.given_up.end_ms:
+            return False
+        text = self.text.casefold()
+        return text in reason.casefold() or text in last_reason.casefold()
 
 
 async def letters_after(

@@ -75,7 +75,7 @@ class OwedMessage:
 class OwedPage:
     """A page, and the last place that was looked at; None: there is nothing more."""
 
-    entries: list[OwedMessage]
+    messages: list[OwedMessage]
     last: Position | None
 
 

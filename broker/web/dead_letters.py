@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
@@ -11,18 +11,22 @@ from aiohttp import web
 from pyroaring import BitMap
 
 from broker.folder.broker import Broker
-from broker.model import Entries, Position, common_entries, count_entries
+from broker.model import TIME_MS_MAX, Entries, Position, common_entries, count_entries
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as names
-from broker.topics.dead_letter_list import letters_after
+from broker.topics.dead_letter_list import LOOKED_MAX, LetterSearch, letters_after
+from broker.topics.dead_letters import HeldLetters
+from broker.topics.schedule_values import DueRange
 from broker.topics.stored_message import read_message
 from broker.topics.topic import Topic
 from broker.web.refusals import PageRefusal
 from broker.web.scheduled import message_link, preview
+from broker.web.search import form_time, parse_time_ms
 from broker.web.site import Missing, Visit, parse_position
 
 _PAGE = 50
+_TEXT_MAX = 1_000
 SUBSCRIPTIONS_SHOWN = 200
 
 
@@ -90,23 +94,18 @@ async def page_of_letters(
 
 
 async def show_letters(visit: Visit) -> web.Response:
-    """GET /dead-letters/{topic}/{name}?after="""
+    """GET /dead-letters/{topic}/{name}?reason=&from=&until=&after="""
     topic, subscription = _named(visit)
     office = visit.broker.dead_letters
     text = visit.query.get("after", "")
     after = parse_position(text) if text else Position(0, 0)
     if after is None:
         raise PageRefusal("The page begins at a place that is none.")
+    search, fields = _search_of(visit.query)
     places = office.places(subscription)
-    letters: list[tuple[str, Position, bytes]] = []
-    is_more = False
-    async for place, position, frame in letters_after(places, after, _PAGE):
-        if len(letters) == _PAGE:
-            is_more = True
-            break
-        letters.append((place.name, position, frame))
+    letters, last = await _letters(places, after, search, YieldBudget(visit.broker.clock))
     here = page_link(topic.name, subscription.name)
-    last = f"{letters[-1][1].ledger_id}:{letters[-1][1].entry_id}" if letters else ""
+    following = fields | {"after": f"{last.ledger_id}:{last.entry_id}"} if last is not None else {}
     return await visit.page(
         "letters.html",
         topic=topic.name,
@@ -115,9 +114,49 @@ async def show_letters(visit: Visit) -> web.Response:
         total=sum(count_entries(place.entries) for place in places),
         holders=sorted({place.topic.name for place in places}),
         rows=await asyncio.to_thread(_rows, letters),
-        next_link=f"{here}?" + urlencode({"after": last}) if is_more else "",
-        first_link=here if text else "",
+        search=search,
+        is_narrowed=bool(fields),
+        start=form_time(search.given_up.start_ms),
+        end=form_time(search.given_up.end_ms) if "until" in fields else "",
+        next_link=f"{here}?" + urlencode(following) if following else "",
+        first_link=(f"{here}?" + urlencode(fields) if fields else here) if text else "",
     )
+
+
+def _search_of(query: Mapping[str, str]) -> tuple[LetterSearch, dict[str, str]]:
+    """The search that an address asks for, and its fields that are given."""
+    text = query.get("reason", "").strip()
+    if len(text) > _TEXT_MAX:
+        raise PageRefusal("That is too long to search for.")
+    start_ms, end_ms = (parse_time_ms(query.get(name, "")) for name in ("from", "until"))
+    if end_ms and end_ms <= start_ms:
+        raise PageRefusal("The range ends before it begins.")
+    fields = {"reason": text, "from": str(start_ms or ""), "until": str(end_ms or "")}
+    search = LetterSearch(text, DueRange(start_ms, end_ms or TIME_MS_MAX + 1))
+    return search, {name: value for name, value in fields.items() if value}
+
+
+async def _letters(
+    places: Sequence[HeldLetters], after: Position, search: LetterSearch, budget: YieldBudget
+) -> tuple[list[tuple[str, Position, bytes]], Position | None]:
+    """The next letters that match, and the last place that was looked at; None: there are no more."""
+    letters: list[tuple[str, Position, bytes]] = []
+    looked, last = 0, after
+    async for place, position, frame in letters_after(places, after, _PAGE):
+        if len(letters) == _PAGE or looked == LOOKED_MAX:
+            return letters, last
+        looked += 1
+        facts = read_message(frame).properties
+        if search.matches(facts.get(names.REASON, ""), facts.get(names.LAST_REASON, ""), _time_ms(facts)):
+            letters.append((place.name, position, frame))
+        last = position
+        await budget.spent()
+    return letters, None
+
+
+def _time_ms(facts: Mapping[str, str]) -> int:
+    text = facts.get(names.TIME_MS, "")
+    return int(text) if text.isdigit() else 0
 
 
 async def show_purge(visit: Visit) -> web.Response:
@@ -181,7 +220,6 @@ def _rows(letters: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
     for holder, position, frame in letters:
         message = read_message(frame)
         facts = message.properties
-        time_text = facts.get(names.TIME_MS, "")
         rows.append(
             LetterRow(
                 id=f"{position.ledger_id}:{position.entry_id}",
@@ -190,7 +228,7 @@ def _rows(letters: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
                 attempts=facts.get(names.ATTEMPTS, "?"),
                 reason=facts.get(names.REASON, ""),
                 last_reason=facts.get(names.LAST_REASON, ""),
-                time_ms=int(time_text) if time_text.isdigit() else 0,
+                time_ms=_time_ms(facts),
                 key=message.key,
                 preview=preview(message.payload),
             )

@@ -6,6 +6,7 @@ from broker.web import audit, dead_letters, storage, topics
 from broker.web.changes import change_message, show_change, show_job, start_change, stop_job
 from broker.web.cluster import show_cluster
 from broker.web.overview import show_overview
+from broker.web.owed import show_owed
 from broker.web.scheduled import show_message, show_scheduled
 from broker.web.site import PageRoute, route
 from broker.web.timeline import show_timeline
@@ -25,6 +26,7 @@ ROUTES: list[PageRoute] = [
     route("POST", "/topics/{topic}/subscriptions/{name}", topics.change_subscription),
     route("GET", "/topics/{topic}/subscriptions/{name}/skip", topics.show_skip),
     route("POST", "/topics/{topic}/subscriptions/{name}/skip", topics.skip_all),
+    route("GET", "/topics/{topic}/subscriptions/{name}/owed", show_owed),
     route("GET", "/dead-letters", dead_letters.show_all),
     route("GET", "/dead-letters/{topic}/{name}", dead_letters.show_letters),
     route("POST", "/dead-letters/{topic}/{name}", dead_letters.change_letters),

@@ -26,6 +26,7 @@ from broker.topics import control
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
+from broker.web.owed import owed_link
 from broker.web.site import Missing, Visit
 
 TOPICS_PAGE = 50
@@ -79,7 +80,9 @@ class SubscriptionRow:
     honors_delay: bool
     ready: int
     leased: int
+    retrying: int
     scheduled: int
+    """Without those that retry."""
     dead_letters: int
     oldest_age_ms: int
     late_p99_ms: float
@@ -90,6 +93,8 @@ class SubscriptionRow:
     consumer_count: int
     permits: int
     settings: Sequence[tuple[str, str, bool]]
+    link: str
+    """Of the page with its messages."""
 
 
 async def show_topics(visit: Visit) -> web.Response:
@@ -214,6 +219,7 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         consumer.consumer_id: count_entries(subscription.states.leases.held(consumer.consumer_id))
         for consumer in consumers[:_CONSUMERS_SHOWN]
     }
+    retrying = min(counts.scheduled, subscription.states.redelivery.count_after(broker.clock.now_ms()))
     paced_lateness = subscription.counters.paced_lateness.stats()
     return SubscriptionRow(
         name=subscription.name,
@@ -223,7 +229,8 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         honors_delay=subscription.honors_delay,
         ready=counts.ready,
         leased=counts.leased,
-        scheduled=counts.scheduled,
+        retrying=retrying,
+        scheduled=counts.scheduled - retrying,
         dead_letters=count_entries(broker.dead_letters.still_held(subscription)),
         oldest_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
         late_p99_ms=quantile_ms(subscription.counters.lateness.stats(), 0.99),
@@ -242,6 +249,7 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         consumer_count=len(consumers),
         permits=sum(consumer.permits for consumer in consumers),
         settings=_settings(effective, subscription.image.policy),
+        link=owed_link(topic.name, subscription.name),
     )
 
 

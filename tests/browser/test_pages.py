@@ -26,6 +26,7 @@ PAGES = {
     "/topics/orders": "orders",
     "/topics/orders/messages/1:1": "Message 1:1.*",
     "/topics/orders/subscriptions/billing/skip": "This will skip .*",
+    "/topics/jobs/subscriptions/work/owed": "work",
     "/scheduled/change?topic=orders&action=now": "This will send now .*",
     "/dead-letters": "Dead letters",
     "/dead-letters/jobs/work": "work",
@@ -323,3 +324,41 @@ def test_the_longest_names_fit_as_well(operator: Window, shop: Shop, viewport: d
     for path in [*paths, message, "/storage", f"/storage/{topic}", "/dead-letters"]:
         assert operator.go(path).status == 200, path
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
+
+
+def test_a_column_sorts_the_rows_that_are_shown(window: Window):
+    page = window.page
+    window.go("/topics")
+    names = "main tbody th"
+    assert page.locator(names).all_inner_texts() == ["jobs", "jobs~work~dead-letters", "orders"]
+    page.get_by_role("button", name="Topic", exact=True).click()
+    page.get_by_role("button", name="Topic", exact=True).click()
+    assert page.locator(names).all_inner_texts() == ["orders", "jobs~work~dead-letters", "jobs"]
+    page.get_by_role("button", name="Scheduled", exact=True).click()
+    assert page.locator(names).all_inner_texts()[0] == "orders"
+    assert page.locator("th[aria-sort]").all_inner_texts() == ["Scheduled"]
+    page.get_by_role("button", name="Stored", exact=True).click()
+    sizes = page.locator("main tbody td:last-child").all_inner_texts()
+    in_bytes = [float(count) * {"B": 1, "KiB": 1024}[unit] for count, unit in map(str.split, sizes)]
+    assert in_bytes == sorted(in_bytes, reverse=True)
+    assert not window.complaints
+
+
+def test_from_a_subscription_to_who_holds_a_message_until_when(window: Window, shop: Shop):
+    async def lease(client: postdate.Client) -> None:
+        await client.subscriptions.create("held", "work")
+        async with client.producer("held") as producer:
+            await producer.send_many([b"first", b"second", b"third"])
+        # Leases of these outlive the call.
+        assert len(await client.receive("held", "work", max_messages=2)) == 2
+
+    shop.do(lease)
+    page = window.page
+    window.go("/topics/held")
+    page.click("text=leased >> xpath=../dd/a")
+    assert window.heading == "work"
+    assert page.locator("tbody tr").count() == 2
+    assert "until 20" in page.inner_text("tbody tr:first-child")
+    page.click(".presets >> text=ready")
+    assert page.locator("tbody tr").count() == 1
+    assert not window.complaints

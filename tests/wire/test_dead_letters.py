@@ -596,7 +596,7 @@ async def test_letters_are_searched_by_reason_and_time(
         return schedule_pb2.TimeRange(start_ms=start_ms, end_ms=end_ms)
 
     for page_size, looked_max in ((1, 10_000), (2, 1), (100, 2), (100, 10_000)):
-        monkeypatch.setattr(dead_letters, "_LOOKED_MAX", looked_max)
+        monkeypatch.setattr(dead_letters, "LOOKED_MAX", looked_max)
         assert await found(page_size, reason="timeout") == ids[::2]
         assert await found(page_size, reason="of the moon") == []
         assert await found(page_size, dead_letter_time=between(times[1], times[4])) == ids[1:4]

@@ -1,4 +1,5 @@
-// Only comfort: every page works without it. Times in the local zone, selects that submit, an overview that keeps up.
+// Only comfort: every page works without it. Times in the local zone, selects that submit, tables that
+// are sorted by a column, an overview that keeps up.
 "use strict";
 
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -55,6 +56,47 @@ for (const select of document.querySelectorAll("select[data-submit]")) {
 // On a phone the pages' names are wider than the screen: the present one is brought into sight.
 const here = document.querySelector(".top nav [aria-current]");
 if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
+
+// A column's name sorts the rows that a table shows by it, a second time the other way round.
+const UNITS = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, M: 1e6, G: 1e9, T: 1e12,
+  ms: 1, s: 1e3, min: 6e4, h: 3.6e6, d: 8.64e7 };
+const AMOUNT = /^(in )?≤? ?(?:[\d,.]+ ?(?:[KMGT]iB|[BMGTshd]|ms|min)? ?)+(ago)?$/;
+
+function sortKey(cell) {
+  const text = cell.dataset.sort ?? cell.querySelector("time")?.dateTime ?? cell.textContent.trim();
+  if (!AMOUNT.test(text)) return text;
+  const parts = text.matchAll(/([\d,.]+) ?([A-Za-z]+)?/g);
+  const sum = [...parts].reduce((all, [, count, unit]) => all + count.replaceAll(",", "") * (UNITS[unit] ?? 1), 0);
+  return text.endsWith("ago") ? -sum : sum;
+}
+
+function compareKeys(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  if (typeof a !== typeof b) return typeof a === "number" ? 1 : -1; // what has no value comes first
+  return a.localeCompare(b, undefined, { numeric: true });
+}
+
+function sortRows(table, head) {
+  const isUp = head.ariaSort ? head.ariaSort === "descending" : !head.classList.contains("n");
+  for (const other of head.parentElement.cells) other.ariaSort = null;
+  head.ariaSort = isUp ? "ascending" : "descending";
+  const rows = [...table.tBodies[0].rows].map((row) => [sortKey(row.cells[head.cellIndex]), row]);
+  rows.sort(([a], [b]) => (isUp ? compareKeys(a, b) : compareKeys(b, a)));
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+}
+
+for (const table of document.querySelectorAll("main table:not(#live table)")) {
+  if (!table.tHead || table.tBodies[0].rows.length < 2) continue;
+  for (const head of table.tHead.rows[0].cells) {
+    if (head.querySelector(".hide")) continue; // of buttons
+    const button = document.createElement("button");
+    button.className = "sort";
+    button.type = "button";
+    button.append(...head.childNodes);
+    button.addEventListener("click", () => sortRows(table, head));
+    head.append(button);
+  }
+}
 
 const live = document.getElementById("live");
 if (live) {

@@ -19,7 +19,7 @@ from broker.storage.records import GivenBack, ReturnReason
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.types import SubscriptionType
 from broker.topics import control
-from broker.web import changes, overview
+from broker.web import changes, dead_letters, overview
 from broker.web.calendar_window import start_name
 from broker.web.render import Renderer, compact
 from broker.web.search import form_time
@@ -40,6 +40,7 @@ PATHS = [
     "/topics/orders",
     "/topics/orders/messages/1:1",
     "/topics/orders/subscriptions/billing/skip",
+    "/topics/orders/subscriptions/billing/owed",
     "/dead-letters",
     "/dead-letters/orders/billing",
     "/dead-letters/orders/billing/purge",
@@ -580,9 +581,66 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
     assert letter is not None
     assert "Requeued: 1." in await pages.post(place, action="requeue", id=letter[1])
     assert "Not found: 1." in await pages.post(place, action="requeue", id=letter[1])
+    assert "job 2" in await pages.get(f"{place}?reason=BOOM&from=2026-01-01T00:00")
+    assert "None matches." in await pages.get(f"{place}?reason=moon")
+    assert "None matches." in await pages.get(f"{place}?until=2020-01-01T00:00")
+    assert "ends before" in await pages.get(f"{place}?from=2021-01-01&until=2020-01-01", status=400)
     assert "This will purge 2 dead letters" in await pages.get(f"{place}/purge")
     assert "Purged: 2." in await pages.post(place, action="purge")
     assert "No dead letters" in await pages.get(place)
+
+
+async def test_a_search_for_dead_letters_goes_on_where_its_page_ended(
+    make_pages, monkeypatch: pytest.MonkeyPatch
+):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("jobs")
+    subscription = await topic.subscriptions.create(
+        "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
+    )
+    ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(5)))
+    for at, each in enumerate(ids):
+        await subscription.decisions.give_up(entries_of([each]), "even" if at % 2 == 0 else "odd", "")
+    monkeypatch.setattr(dead_letters, "LOOKED_MAX", 2)
+    found, path = [], "/dead-letters/jobs/work?reason=odd"
+    while path:
+        text = await pages.get(path)
+        found += re.findall(r">(\d+:\d+)</a>", text)
+        following = re.search(r'href="([^"]+)" rel="next"', text)
+        path = following[1].replace("&amp;", "&") if following else ""
+    assert found == [f"{each.ledger_id}:{each.entry_id}" for each in ids[1::2]]
+
+
+async def test_what_is_owed_is_shown_by_state_page_by_page(make_pages):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("jobs")
+    subscription = await topic.subscriptions.create(
+        "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy()
+    )
+    ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(120)))
+    subscription.states.handed_out("c<1>", entries_of(ids[:2]), 1 << 62)
+    subscription.states.returning("c<1>", entries_of(ids[:1]))
+    again_ms = pages.broker.clock.now_ms() + HOUR_MS
+    subscription.apply_given_back(
+        GivenBack(topic.topic_id, 1, ReturnReason.NACKED, again_ms, entries_of(ids[:1]), "<no> stock")
+    )
+    place = "/topics/jobs/subscriptions/work/owed"
+    text = await pages.get("/topics/jobs")
+    for state, count in (("ready", 118), ("leased", 1), ("retrying", 1)):
+        assert f'<a href="{place}?state={state}">{count}</a>' in text
+    leased = await pages.get(f"{place}?state=leased")
+    assert "c&lt;1&gt;" in leased and "job 1" in leased and "job 0" not in leased and "job 2" not in leased
+    retrying = await pages.get(f"{place}?state=retrying")
+    assert "&lt;no&gt; stock" in retrying and "job 0" in retrying and "job 1" not in retrying
+    found, path = [], f"{place}?state=ready"
+    while path:
+        text = await pages.get(path)
+        found += re.findall(r">(\d+:\d+)</a>", text)
+        following = re.search(r'href="([^"]+)" rel="next"', text)
+        path = following[1].replace("&amp;", "&") if following else ""
+    assert found == [f"{each.ledger_id}:{each.entry_id}" for each in ids[2:]]
+    assert "is ready, leased or retrying" in await pages.get(f"{place}?state=settled", status=400)
+    assert "a place that is none" in await pages.get(f"{place}?after=x", status=400)
 
 
 async def test_the_page_of_a_message_shows_why_it_came_back_last(make_pages):
