@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 DEPTH = os.environ.get("TEST_DEPTH", "change")
-EXAMPLES = {"fast": 10, "change": 50, "deep": 1_000}
+EXAMPLES = {"fast": 10, "change": 25, "deep": 1_000}
 """Examples of Hypothesis for a test that does not say otherwise."""
 DAY = int(os.environ.get("HYPOTHESIS_SEED") or 0)
 """Number that shifts every sample: of the day on a build server, 0 where there is none."""

@@ -249,7 +249,7 @@ def message(number: int, after_ms: int = 0) -> Outgoing:
 
 def states(first: int, last: int) -> Iterator[tuple[int, CrashPolicy, MemVfs]]:
     """The states of some operations, the first and the last among them: (operation, policy, disk)."""
-    for at in sorted({first, *sampled(range(first, last), at_depth(change=4, deep=1)), last}):
+    for at in sorted({first, *sampled(range(first, last), at_depth(change=8, deep=1)), last}):
         for policy in POLICIES:
             yield at, policy, scene().vfs.crashed(at, policy, random.Random(at))
 

@@ -252,7 +252,7 @@ def walk(seed: int) -> Counter[str]:
     return run_sim(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", list(sampled(range(25), at_depth(change=3, deep=1))))
+@pytest.mark.parametrize("seed", list(sampled(range(25), at_depth(change=6, deep=1))))
 def test_a_random_history_keeps_every_message_in_one_place(seed):
     walk(seed)
 

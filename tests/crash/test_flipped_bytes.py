@@ -141,7 +141,7 @@ def files_of(kind: str) -> Iterator[tuple[str, bytes]]:
 
 def places_in(length: int) -> list[int]:
     edges = {*range(min(length, EDGE_BYTES)), *range(max(0, length - EDGE_BYTES), length)}
-    return list(sampled(sorted({*edges, *range(0, length, STRIDE)}), at_depth(change=6, deep=1)))
+    return list(sampled(sorted({*edges, *range(0, length, STRIDE)}), at_depth(change=15, deep=1)))
 
 
 def written_bytes(path: str, content: bytes) -> int:

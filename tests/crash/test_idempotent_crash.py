@@ -22,6 +22,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from postdate_api.v1 import message_pb2
 from tests.crash.points import same_broker_id
+from tests.depth import at_depth, sampled
 from tests.harness import Node, Outgoing, positions_of, small_config
 
 __all__ = ["same_broker_id"]
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("same_broker_id")
 Key = tuple[str, int]  # producer, sequence id
 
 CONFIG = small_config(ledger_max_entries=6, journal_group_bytes_max=1024, producers_per_topic_max=2)
+STRIDE = at_depth(change=4, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 
 
@@ -157,7 +159,7 @@ async def stored_keys(node: Node) -> dict[Position, Key]:
 def test_a_repeat_after_a_crash_finds_the_original_or_stores_it(policy: CrashPolicy):
     played = history()
     seen: dict[tuple[frozenset[tuple[str, bytes]], int], Found] = {}
-    for at in range(played.vfs.op_count + 1):
+    for at in sampled(range(played.vfs.op_count + 1), STRIDE, POLICIES.index(policy)):
         vfs = played.vfs.crashed(at, policy, random.Random(at))
         sent = [each for each in played.sent if each.submitted_at <= at]
         disk = (frozenset(vfs.snapshot().items()), len(sent))

@@ -19,7 +19,7 @@ from tests.depth import at_depth, machine_settings
 from tests.model.schedule_mutants import MUTANTS
 from tests.model.schedule_walk import run_steps, steps_of, walk
 
-WALKS = at_depth(fast=1, change=8, deep=1_000)
+WALKS = at_depth(fast=1, change=4, deep=1_000)
 WALKS_MAX = 200
 """A mutant that so many walks do not notice is not noticed."""
 good_walk = cache(walk)
@@ -33,7 +33,7 @@ def _small_steps(monkeypatch):
     monkeypatch.setattr(reader, "_SCAN_ROWS", 3)
 
 
-@machine_settings(fast=2, change=15, deep=1_000)
+@machine_settings(fast=2, change=8, deep=1_000)
 @given(st.integers(0, 1 << 20), st.lists(steps_of(), min_size=5, max_size=40))
 def test_a_schedule_behaves_like_a_dict(seed, steps):
     run_steps(seed, steps)

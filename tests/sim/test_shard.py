@@ -32,7 +32,7 @@ def run(seed: int) -> ShardWorld:
 def test_nothing_answered_is_lost_whoever_owns_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     counts: Counter[str] = Counter()
-    for seed in range(at_depth(fast=2, change=5, deep=1000)):
+    for seed in range(at_depth(change=2, deep=1000)):
         world = run(seed)
         assert world.errors == [], f"seed {seed}: {world.counts}"
         counts += world.counts

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import at_depth
+from tests.depth import DEPTH, at_depth
 from tests.sim.__main__ import describe_failure
 from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(1, 1 + at_depth(change=30, deep=1_000))
+SEEDS = range(1, 1_001) if DEPTH == "deep" else (3, 7, 12, 14, 20, 22, 26, 27, 28, 30)
+"""For a change those of the first thirty that together do most: more than half as much again as is asked of them."""
 STEPS = 60
+TRACED_STEPS = at_depth(change=STEPS // 3, deep=STEPS)
 
 LEAST = {
     "messages produced": 9000,
@@ -83,19 +85,18 @@ def test_seeds_keep_every_promise_and_cover_what_matters():
         assert outcome.error is None, describe_failure(outcome, 25)
         add_counts(total, outcome.count)
     least = {name: count * len(SEEDS) // 120 for name, count in LEAST.items()}
-    # Of what thirty seeds do a few times, chance decides how often: the deep run asks for it.
+    # Of what ten seeds do a few times, chance decides how often: the deep run asks for it.
     assert not {name: (total[name], count) for name, count in least.items() if total[name] < count > RARE}
 
 
 def test_the_same_seed_gives_the_same_trace():
-    digest = run_seed(7, STEPS).digest
-    assert run_seed(7, STEPS).digest == digest
-    assert run_seed(8, STEPS).digest != digest
+    digest = run_seed(7, TRACED_STEPS).digest
+    assert run_seed(7, TRACED_STEPS).digest == digest
+    assert run_seed(8, TRACED_STEPS).digest != digest
 
 
 def test_a_trace_does_not_depend_on_the_hash_seed():
-    steps = at_depth(change=STEPS // 3, deep=STEPS)
-    command = [sys.executable, "-m", "tests.sim", "--seed", "5", "--steps", str(steps)]
+    command = [sys.executable, "-m", "tests.sim", "--seed", "5", "--steps", str(TRACED_STEPS)]
     said = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": number}, capture_output=True, text=True, check=True

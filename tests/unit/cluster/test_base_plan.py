@@ -31,7 +31,7 @@ from tests.depth import at_depth
 DIGESTS = [f"{number:02x}" * 32 for number in range(6)]
 BROKERS = ("one", "two")
 STEPS = 1_500
-SEEDS = at_depth(fast=10, change=40, deep=1_000)
+SEEDS = at_depth(fast=10, change=20, deep=1_000)
 
 
 def a_base(lsn: int, broker_id: str = "one", modified_ms: int = 0, tag: str = "a") -> StoredBase:

@@ -249,7 +249,7 @@ async def test_an_upload_that_is_killed_at_any_call_leaves_no_half_base_and_the_
     carried_out: bool,
 ) -> None:
     total = await count_calls()
-    for at in range(1, total + 1, at_depth(fast=5, change=2, deep=1)):
+    for at in range(1, total + 1, at_depth(change=5, deep=1)):
         scene = Scene()
         kill = lambda kind, name, number, at=at: Killed() if number == at else None  # noqa: E731
         setattr(scene.store, "fail_after" if carried_out else "fail", kill)

@@ -265,7 +265,7 @@ def test_topic_is_deleted_whatever_its_index_holds_or_does(type_: int, count: in
 
 @pytest.mark.slow
 def test_thousands_of_delayed_messages_are_all_delivered_once_beside_seals_and_merges():
-    a_batch = at_depth(change=50, deep=200)
+    a_batch = at_depth(change=20, deep=200)
     count = 50 * a_batch
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:

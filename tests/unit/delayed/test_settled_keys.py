@@ -141,7 +141,7 @@ async def test_each_row_is_found_for_its_time_and_at_most_a_fourth_longer() -> N
 @pytest.mark.parametrize("rows_max", [1, 10, 100])
 async def test_rows_are_bounded_and_the_oldest_go_first(rows_max: int) -> None:
     world = World(rows_max=rows_max)
-    for entry in range(1, at_depth(change=200, deep=400)):
+    for entry in range(1, at_depth(change=150, deep=400)):
         await world.write(entry)
         await world.merge_all()
         assert world.settled.count <= rows_max

@@ -133,7 +133,7 @@ def _walk(seed: int) -> int:
 
 
 def test_walks() -> None:
-    walks = at_depth(fast=10, change=50, deep=500)
+    walks = at_depth(fast=10, change=20, deep=500)
     assert sum(_walk(seed) for seed in range(walks)) > 200 * walks
 
 

@@ -195,7 +195,7 @@ def test_many_entries_in_many_runs_are_what_plain_dicts_would_hold(
     blocks_of_rows(16)
     rng, both, now_ms = random.Random(seed), Both(), 100_000
     chosen = ["put"] * 12 + ["push"] * 3 + ["take"] * 20 + ["settle", "forget", "count", "since"] * 2
-    for number in range(1_500):
+    for number in range(at_depth(change=500, deep=1_500)):
         now_ms += rng.choice([0, 1, 5, 20, -30])
         step = rng.choice(chosen) if rng.random() < 0.98 else rng.choice(["start", "restart", "clear"])
         first = rng.randrange(500)

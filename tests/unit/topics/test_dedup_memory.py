@@ -248,7 +248,7 @@ def test_a_random_history_is_counted_exactly() -> None:
 @pytest.mark.parametrize("dedup_entries", [1_000, 300])
 def test_the_memory_is_what_is_counted(dedup_entries: int) -> None:
     """Producers of gapped ids, each with a state on its way: more than fit, and as many as fit, which forget as they go."""
-    producer_count = at_depth(change=9, deep=30)
+    producer_count = at_depth(change=5, deep=30)
 
     async def scenario(node: Node) -> None:
         tracemalloc.start()
