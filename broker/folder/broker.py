@@ -24,6 +24,7 @@ from broker.folder.ledger_rewrites import LedgerRewrites
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
 from broker.folder.pins import pinned
+from broker.folder.rates import RatesOfLastHour
 from broker.folder.recovery import (
     Manifests,
     cut_ledgers,
@@ -115,6 +116,7 @@ class Broker:
         self._lock: File | None = None
         self._open_files = OpenFiles(vfs, config.tuning.open_ledgers_max, clock)
         self.registry = Registry(config)
+        self.rates = RatesOfLastHour(self.registry, clock)
         self.ownership.watch(self.registry.wake)
         self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
         self.dead_letters = DeadLetters(
@@ -317,6 +319,7 @@ class Broker:
         )
         self.supervisor.spawn_lasting("reclaim", reclaimer.run())
         self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
+        self.supervisor.spawn_lasting("rates of the last hour", self.rates.run())
         if self._shard_log is not None:
             self.supervisor.spawn_lasting("rewrites of ledgers", self._rewrites.run())
         self.registry.start(0 if self._shard_log is None else self._shard_log.ceiling_ms)

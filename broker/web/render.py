@@ -69,6 +69,7 @@ def _templates() -> jinja2.Environment:
     templates.filters |= {
         "compact": compact,
         "number": number,
+        "rate": rate,
         "size": size,
         "duration": duration,
         "seconds": lambda value: duration(value * 1000),
@@ -87,6 +88,11 @@ def _templates() -> jinja2.Environment:
 def number(value: float) -> str:
     """12,345 or, below 10 and not whole, 1.5."""
     return f"{value:,.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """As `number`, with as many places as a small rate needs."""
+    return number(value) if value >= 1 or not value else f"{value:.2g}" if value >= 0.001 else "< 0.001"
 
 
 def compact(value: int) -> str:

@@ -13,6 +13,7 @@ from aiohttp import web
 from broker.errors import Refused
 from broker.folder.broker import Broker
 from broker.model import count_entries
+from broker.observe.last_hour import HourOfCounter
 from broker.policy import (
     POLICY_SPECS,
     EffectiveSubscriptionPolicy,
@@ -45,6 +46,8 @@ class TopicRow:
     leased: int
     consumers: int
     data_bytes: int
+    hour: float
+    """Messages produced a second, over the last hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class SubscriptionRow:
     settings: Sequence[tuple[str, str, bool]]
     link: str
     """Of the page with its messages."""
+    hours: Sequence[tuple[str, HourOfCounter]]
+    """Of what is told of the last hour, each with its name."""
 
 
 async def show_topics(visit: Visit) -> web.Response:
@@ -110,7 +115,7 @@ def asked_topics(visit: Visit) -> tuple[str, str]:
 def list_topics(broker: Broker, wanted: str, after: str) -> TopicList:
     """Return the next topics by name."""
     names = [name for name in broker.registry.by_name if name > after and wanted.lower() in name.lower()]
-    rows = [_topic_row(broker.registry.by_name[name]) for name in nsmallest(TOPICS_PAGE, names)]
+    rows = [_topic_row(broker, broker.registry.by_name[name]) for name in nsmallest(TOPICS_PAGE, names)]
     return TopicList(rows, len(broker.registry.by_name), len(names) > len(rows))
 
 
@@ -143,7 +148,8 @@ async def show_topic(visit: Visit) -> web.Response:
     return await visit.page(
         "topic.html",
         topic=topic.name,
-        row=_topic_row(topic),
+        row=_topic_row(broker, topic),
+        hours=[("produced", broker.rates.produced(topic))],
         created_ms=topic.create_time_ms,
         produced=counters.produced_messages,
         cancelled=counters.cancelled_messages,
@@ -193,7 +199,7 @@ async def skip_all(visit: Visit) -> web.Response:
     return visit.done("done" if skipped else "nothing", text, f"/topics/{quote(topic.name)}")
 
 
-def _topic_row(topic: Topic) -> TopicRow:
+def _topic_row(broker: Broker, topic: Topic) -> TopicRow:
     counts = [topic.subscription_counts(subscription) for subscription in topic.subscriptions.values()]
     return TopicRow(
         name=topic.name,
@@ -204,6 +210,7 @@ def _topic_row(topic: Topic) -> TopicRow:
         leased=sum(count.leased for count in counts),
         consumers=sum(len(subscription.consumers) for subscription in topic.subscriptions.values()),
         data_bytes=topic.log.data_bytes,
+        hour=broker.rates.produced(topic).rate,
     )
 
 
@@ -250,6 +257,9 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         permits=sum(consumer.permits for consumer in consumers),
         settings=_settings(effective, subscription.image.policy),
         link=owed_link(topic.name, subscription.name),
+        hours=list(
+            zip(("delivered", "acked"), broker.rates.delivered_and_acked(topic, subscription), strict=True)
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker.config import BrokerConfig
+from broker.folder import rates
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.runtime.supervise import Supervisor
@@ -69,6 +70,7 @@ TASKS = {
         },
     ),
     "compaction leases": Row(LASTS),
+    "rates of the last hour": Row(LASTS),
     "rewrites of ledgers": Row(LASTS, {"LedgerRewrites._rewrite": READ}, runs_here=False),
     "overdue messages": Row(ENDS, {"Overdue._sweep_topic": READ}),
     "signs of life": Row(LASTS, {"Patience.wait_done": Kind.DISK}),
@@ -236,6 +238,7 @@ class World:
             return inner(this, name, coro)
 
         monkeypatch.setattr(Supervisor, "spawn", spawn)
+        monkeypatch.setattr(rates, "_NOTE_SECONDS", 1)  # or it would not be its turn in the time of a test
         self.node = Node(self.vfs, clock, config())  # not before: its parts hold on to what spawns
 
     def failed(self) -> bool:

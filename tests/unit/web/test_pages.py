@@ -15,6 +15,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.policy import OVERDUE_DEAD_LETTER, TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
+from broker.runtime.supervise import YieldBudget
 from broker.storage.records import GivenBack, ReturnReason
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.types import SubscriptionType
@@ -641,6 +642,31 @@ async def test_what_is_owed_is_shown_by_state_page_by_page(make_pages):
     assert found == [f"{each.ledger_id}:{each.entry_id}" for each in ids[2:]]
     assert "is ready, leased or retrying" in await pages.get(f"{place}?state=settled", status=400)
     assert "a place that is none" in await pages.get(f"{place}?after=x", status=400)
+
+
+async def test_rates_of_the_last_hour_are_shown_once_a_minute_was_counted(
+    make_pages, monkeypatch: pytest.MonkeyPatch
+):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("jobs")
+    subscription = await topic.subscriptions.create(
+        "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy()
+    )
+    await pages.produce("jobs", *(Outgoing(b"job") for _ in range(90)))
+    subscription.counters.delivered_messages, subscription.counters.acked_messages = 60, 30
+    assert "in the last" not in await pages.get("/topics/jobs")
+    rates, budget = pages.broker.rates, YieldBudget(pages.broker.clock)
+    minute = rates._minute()
+    for passed in (1, 2, 70):
+        monkeypatch.setattr(rates, "_minute", lambda passed=passed: minute + passed)
+        await rates.note_all(budget)
+        text = await pages.get("/topics/jobs")
+        if passed == 2:
+            assert "produced in the last 2 minutes" in text and "acked by minute, at most 30" in text
+            assert '90 <span class="soft">0.75/s' in text and '60 <span class="soft">0.5/s' in text
+            assert text.count("<rect") == 3
+            assert '<td class="n optional">0.75</td>' in await pages.get("/topics")
+    assert "delivered in the last hour" in text and "<rect" not in text
 
 
 async def test_the_page_of_a_message_shows_why_it_came_back_last(make_pages):
