@@ -12,7 +12,6 @@ import functools
 import importlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,20 +29,17 @@ HOOKS: tuple[tuple[str, str, str], ...] = (
     ("broker.storage.local_group_log:LocalGroupLog.append", "taken", ""),
     ("broker.storage.local_group_log:LocalGroupLog._store", "thread", "stored"),
     ("broker.storage.local_group_log:encode_group", "", "encoded"),
-    ("broker.runtime.vfs:LocalFile.pwrite", "", "written"),
-    ("broker.runtime.vfs:LocalFile.sync", "", "synced"),
-    ("broker.storage.journal:Journal._finish_write", "woken", ""),
+    ("broker.runtime.vfs:LocalFile.pwrite_synced", "", "synced"),
+    ("broker.storage.journal:Journal._settle", "woken", ""),
     ("broker.storage.journal:Journal._apply", "", "applied"),
     ("broker.rpc.producer:_answer", "answer", "answered"),
 )
-_JOURNAL_ONLY = ("written", "synced")  # other threads write too
-
 _stamps: list[tuple[str, int]] = []
 _tasks: list[int] = []
 
 
 def _note(label: str) -> None:
-    if label and (label not in _JOURNAL_ONLY or threading.current_thread().name.startswith("journal")):
+    if label:
         _stamps.append((label, time.perf_counter_ns()))
 
 

@@ -213,6 +213,9 @@ class _BaseVfsFile:
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         raise _read_only(self._path)
 
+    def pwrite_synced(self, parts: Sequence[Buffer], offset: int) -> None:
+        raise _read_only(self._path)
+
     def copy_from(self, source: File, length: int, offset: int) -> None:
         raise _read_only(self._path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import sys
 import threading
@@ -12,10 +13,19 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar
 
+from broker.runtime.scheduling import run_when_woken
+
 T = TypeVar("T")
 
 _ONE = (1).to_bytes(8, sys.byteorder)
 """Bytes of each write to an eventfd."""
+
+
+class StepFuture(asyncio.Future[T]):
+    """The future of a step in a `StepThread`."""
+
+    when_done: Callable[[StepFuture[T]], None] | None = None
+    """Called as soon as the loop hears of the end: callbacks and whoever awaits have their turn a round later."""
 
 
 class _Step(NamedTuple):
@@ -23,13 +33,13 @@ class _Step(NamedTuple):
 
     work: Callable[..., Any]
     args: tuple[Any, ...]
-    future: asyncio.Future[Any]
+    future: StepFuture[Any]
 
 
 class _Outcome(NamedTuple):
     """The result of a step, or its error."""
 
-    future: asyncio.Future[Any]
+    future: StepFuture[Any]
     settle: Callable[[Any], None]
     value: Any
 
@@ -55,7 +65,7 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def begin(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def begin(self, work: Callable[..., T], *args: Any) -> StepFuture[T]:
         """Begin a step; the future completes on the loop of the caller, one loop at a time. Raises RuntimeError after
         `shutdown`."""
         if self._is_shut_down:
@@ -63,9 +73,10 @@ class StepThread:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._leave_loop()
-            loop.add_reader(self._told, self._settle_told)
+            # Whoever is the first to ask lends its context to nobody.
+            contextvars.Context().run(loop.add_reader, self._told, self._settle_told)
             self._loop = loop
-        future: asyncio.Future[T] = loop.create_future()
+        future: StepFuture[T] = StepFuture(loop=loop)
         self._steps.append(_Step(work, args, future))
         os.write(self._asked, _ONE)
         return future
@@ -100,8 +111,11 @@ class StepThread:
             # It may be cancelled. Of a loop that is closed nobody waits.
             if not future.done() and future.get_loop() is loop:
                 settle(value)
+                if future.when_done is not None:
+                    future.when_done(future)
 
     def _run(self) -> None:
+        run_when_woken()
         while self._steps or not self._is_shut_down:
             os.read(self._asked, len(_ONE))
             while self._steps:

@@ -27,6 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 _IOV_MAX = 1024
 _COPY_BYTES = 1 << 20
+_NO_FLAGS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _NO_COPY_RANGE = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
 
 
@@ -58,6 +59,9 @@ class File(Protocol):
 
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write all parts, one after the other, at `offset`; raises WriteFailed unless every byte was taken."""
+
+    def pwrite_synced(self, parts: Sequence[Buffer], offset: int) -> None:
+        """As `pwrite`, and return once these bytes are on disk, with the length that they give the file."""
 
     def copy_from(self, source: File, length: int, offset: int) -> None:
         """Write what `source` holds at `offset` to the same place; raises OSError unless all of it was there."""
@@ -122,6 +126,7 @@ class LocalFile:
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
         self._fd = fd
+        self._syncs_what_it_writes = True  # False where the system does not know the flag
 
     @property
     def path(self) -> str:
@@ -163,6 +168,19 @@ class LocalFile:
                     while done < length:
                         done += os.pwrite(self._fd, rest[done:], offset + done)
             offset += length
+
+    def pwrite_synced(self, parts: Sequence[Buffer], offset: int) -> None:
+        # In one call, where the system takes all of it.
+        if self._syncs_what_it_writes and len(parts) <= _IOV_MAX:
+            try:
+                if os.pwritev(self._fd, parts, offset, os.RWF_DSYNC) == sum(map(len, parts)):
+                    return
+            except OSError as error:
+                if error.errno not in _NO_FLAGS:
+                    raise WriteFailed(error.errno, error.strerror, self._path) from error
+                self._syncs_what_it_writes = False
+        self.pwrite(parts, offset)
+        self.sync()
 
     def copy_from(self, source: File, length: int, offset: int) -> None:
         end = offset + length

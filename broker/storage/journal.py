@@ -3,11 +3,17 @@
 `Journal` runs on the event loop and decides: it gathers what is submitted, gives out lsns, calls `apply` and
 completes futures. A `GroupLog` makes groups durable, one at a time. While one group is stored, the next gathers; it is
 appended only after the one before is durable (JOURNAL-3).
+
+A group is appended and settled by the task of `run`, but for a record that comes alone: where nothing is under way and
+the last group was of one record, `submit` appends it at once, and it is settled as soon as the loop hears that it is
+stored. Where records come together, the first one waits for the others of its round of the loop. `run` takes over
+whatever does not go that way: a write that failed, records that came meanwhile, the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.errors import Fenced, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
+from broker.runtime.steps import StepFuture
 from broker.settings import MIB
 from broker.storage.frame import (
     LENGTH_MAX,
@@ -97,6 +104,9 @@ class Journal:
         self._queue: deque[_Submitted] = deque()
         self._taken: deque[_Group] = deque()  # being written, or durable and not settled; two at most
         self._submitted: asyncio.Future[None] | None = None  # what `run` waits for while the queue is empty
+        self._alone: asyncio.Future[StoredGroup] | None = None  # begun by `submit`, until `run` takes it over
+        self._last_count = 1  # records of the last group
+        self._context = contextvars.Context()  # of `run`
         self._room: list[asyncio.Future[None]] = []
         self._started = False
         self._stopped = asyncio.Event()
@@ -172,7 +182,10 @@ class Journal:
         record_bytes = framed_bytes(body_bytes)
         self._queue.append(_Submitted((record_type, buffers, body_bytes), record_bytes, apply, future))
         self._pending_bytes += record_bytes
-        self._wake_run()
+        if self._last_count == 1 and self._may_begin_alone():
+            self._begin_alone()
+        else:
+            self._wake_run()
         return future
 
     async def wait_room(self) -> None:
@@ -189,6 +202,7 @@ class Journal:
         if self._started:  # `close` came before the first step of our task, and writes what is queued
             return
         self._started = True
+        self._context = contextvars.copy_context()
         try:
             await self._write_groups()
         except (OSError, Fenced) as error:
@@ -234,20 +248,22 @@ class Journal:
         self._wake_run()
 
     async def _write_groups(self) -> None:
-        while await self._wait_queued():
-            await self._wait_gap()
-            if not self._queue:  # `fail` came meanwhile
-                continue
-            write: asyncio.Future[StoredGroup] | None = self._start_write()
+        while await self._wait_work():
+            write, self._alone = self._alone, None
+            if write is None:
+                await self._wait_gap()
+                if not self._queue:  # `fail` came meanwhile
+                    continue
+                write = self._start_write()
             while write is not None:
                 write = await self._finish_write(await self._wait_written(write))
 
-    async def _wait_queued(self) -> bool:
-        """Wait for a record; False if none will come."""
+    async def _wait_work(self) -> bool:
+        """Wait for a record, or a write to take over; False if none will come."""
         if not self._queue and not self._closing and self._failed is None:
             self._submitted = asyncio.get_running_loop().create_future()
             await self._submitted
-        return bool(self._queue)
+        return bool(self._queue) or self._alone is not None
 
     async def _wait_gap(self) -> None:
         """Wait until the next group may begin."""
@@ -263,6 +279,52 @@ class Journal:
     def _wake_run(self) -> None:
         if self._submitted is not None and not self._submitted.done():
             self._submitted.set_result(None)
+
+    def _may_begin_alone(self) -> bool:
+        """Return whether nothing is under way, and `run` sleeps."""
+        return (
+            not self._taken
+            and self._submitted is not None
+            and not self._submitted.done()
+            and not self._group_gap_seconds
+        )
+
+    def _begin_alone(self) -> None:
+        """Append the record that was submitted."""
+        try:
+            self._alone = write = self._start_write()
+        except BaseException as bug:
+            self._leave_to_run(bug)
+            return
+        if isinstance(write, StepFuture):
+            write.when_done = self._alone_written
+        else:
+            write.add_done_callback(self._alone_written)
+
+    def _alone_written(self, write: asyncio.Future[StoredGroup]) -> None:
+        """Settle the group that `submit` began, unless that is for `run`."""
+        if write is not self._alone:  # `run` has it
+            return
+        if self._queue or self._closing or self._failed is not None or write.cancelled() or write.exception():
+            self._wake_run()
+            return
+        self._alone = None
+        try:
+            self._context.run(self._settle_alone, write.result())
+        except BaseException as bug:
+            self._leave_to_run(bug)
+
+    def _settle_alone(self, written: StoredGroup) -> None:
+        [durable] = self._taken[0].submitted
+        _set_results([durable], self._settle(written))
+        if self._queue or self._failed is not None:
+            self._wake_run()
+
+    def _leave_to_run(self, bug: BaseException) -> None:
+        """`run` ends with it, and whoever runs it is told."""
+        self._alone = asyncio.get_running_loop().create_future()
+        self._alone.set_exception(bug)
+        self._wake_run()
 
     def _start_write(self) -> asyncio.Future[StoredGroup]:
         group = self._take_group()
@@ -296,6 +358,7 @@ class Journal:
             group_bytes += queue[0].framed_bytes
             taken.append(queue.popleft())
         group = _Group(self._next_lsn, taken, group_bytes)
+        self._last_count = len(taken)
         self._next_lsn += len(taken)
         return group
 
@@ -306,6 +369,12 @@ class Journal:
         durable = self._taken[0]
         # What has gathered goes to the disk first, so that the disk works while we apply.
         write = self._start_write() if self._queue and self._gap_seconds_left() <= 0 else None
+        await _tell(durable.submitted, self._settle(written))
+        return write if self._failed is None else None
+
+    def _settle(self, written: StoredGroup) -> list[Any]:
+        """Apply the group that is durable; returns what those who wait for it are to be told."""
+        durable = self._taken[0]
         self._durable_lsn = durable.first_lsn + len(durable.submitted) - 1
         self._pending_bytes -= durable.framed_bytes
         self._groups += 1
@@ -316,8 +385,7 @@ class Journal:
             self._wake_room()
             if self._observe_sync is not None:
                 self._observe_sync(written.sync_seconds)
-        await _tell(durable.submitted, results)
-        return write if self._failed is None else None
+        return results
 
     def _apply(self, group: _Group) -> list[Any]:
         """Apply a durable group, all of it before anybody is told; returns the results, fewer after a bug."""

@@ -357,9 +357,8 @@ class LocalGroupLog:
             assert self._file is not None
             parts, length = encode_group(self._first_lsn, self._end, records)
             self._lengthen(self._end + length)
-            self._file.pwrite(parts, self._end)
             started_ns = self._clock.monotonic_ns()
-            self._file.sync()
+            self._file.pwrite_synced(parts, self._end)
             self._end += length
             self._next_index = index + len(records)
             for wake in tuple(self._tails):

@@ -124,6 +124,11 @@ class MemFile:
         if fault is not None:
             raise _write_failed(fault.error, self._path)
 
+    def pwrite_synced(self, parts: Sequence[Buffer], offset: int) -> None:
+        # Two operations: a crash may come between them, and a fault hit either.
+        self.pwrite(parts, offset)
+        self.sync()
+
     def copy_from(self, source: File, length: int, offset: int) -> None:
         block = source.pread(length, offset)
         self.pwrite([block], offset)

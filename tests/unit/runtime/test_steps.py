@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import os
 import threading
@@ -184,3 +185,25 @@ async def test_nothing_of_a_step_is_held_after_it(thread: StepThread):
             assert await asyncio.to_thread(gone.wait, 10)
     finally:
         gc.enable()
+
+
+async def test_when_done_is_called_before_callbacks_and_in_nobodys_context(thread: StepThread):
+    var: contextvars.ContextVar[str] = contextvars.ContextVar("var", default="nobody's")
+    var.set("the caller's")
+    seen: list[tuple[str, str]] = []
+    step = thread.begin(int, 7)
+    step.add_done_callback(lambda done: seen.append(("callback", var.get())))
+    step.when_done = lambda done: seen.append((f"done with {done.result()}", var.get()))
+    assert await step == 7
+    assert seen == [("done with 7", "nobody's"), ("callback", "the caller's")]
+
+
+async def test_when_done_is_not_called_of_a_step_that_was_cancelled(thread: StepThread):
+    may_end = threading.Event()
+    seen: list[Any] = []
+    step = thread.begin(may_end.wait)
+    step.when_done = seen.append
+    step.cancel()
+    may_end.set()
+    await thread.begin(int)
+    assert seen == []

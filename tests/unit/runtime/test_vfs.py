@@ -268,6 +268,68 @@ def test_an_interrupted_write_is_whole(file: LocalFile):
     assert content(file) == b"x" * 2_000_000
 
 
+@pytest.mark.parametrize("count", [1, 1024, 1025])
+def test_a_synced_write_is_one_call_where_the_system_takes_all_of_it(file: LocalFile, count: int):
+    parts = [b"%d," % number for number in range(count)]
+    flags: list[int] = []
+    real = os.pwritev
+
+    def noting(fd: int, parts: Any, at: int, *flag: int) -> int:
+        flags.append(sum(flag))
+        return real(fd, parts, at, *flag)
+
+    with patch.object(os, "pwritev", noting), calls_noted("fdatasync") as syncs:
+        file.pwrite_synced(parts, 3)
+    assert content(file) == bytes(3) + b"".join(parts)
+    if count <= 1024:
+        assert (flags, syncs) == ([os.RWF_DSYNC], [])
+    else:
+        assert (sum(flags), len(syncs)) == (0, 1)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7, len(WHOLE) - 1])
+def test_a_synced_write_that_was_short_is_made_whole_and_synced(file: LocalFile, taken: int):
+    real = os.pwritev
+
+    def short(fd: int, parts: Any, at: int, *flag: int) -> int:
+        return real(fd, [b"".join(parts)[:taken]] if flag else parts, at, *flag)
+
+    with patch.object(os, "pwritev", short), calls_noted("fdatasync") as syncs:
+        file.pwrite_synced(PARTS, 2)
+    assert content(file) == bytes(2) + WHOLE
+    assert syncs == [("fdatasync", file.path)]
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_system_that_cannot_sync_what_it_writes_is_asked_once(file: LocalFile, error: int):
+    asked: list[int] = []
+    real = os.pwritev
+
+    def refusing(fd: int, parts: Any, at: int, *flag: int) -> int:
+        if flag:
+            asked.append(at)
+            raise OSError(error, os.strerror(error))
+        return real(fd, parts, at)
+
+    with patch.object(os, "pwritev", refusing), calls_noted("fdatasync") as syncs:
+        file.pwrite_synced(PARTS, 0)
+        file.pwrite_synced([b"F"], 0)
+    assert content(file) == b"F" + WHOLE[1:]
+    assert asked == [0] and len(syncs) == 2
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_a_synced_write_that_fails_is_not_tried_in_another_way(file: LocalFile, error: int):
+    with (
+        patch.object(os, "pwritev", failing(error)),
+        calls_noted("pwrite", "fdatasync") as calls,
+        pytest.raises(WriteFailed) as failed,
+    ):
+        file.pwrite_synced(PARTS, 0)
+    assert failed.value.errno == error and failed.value.filename == file.path
+    assert calls == []
+
+
 def test_a_sync_is_a_sync_of_that_file(file: LocalFile):
     with calls_noted("fdatasync", "fsync") as seen:
         file.pwrite(PARTS, 0)

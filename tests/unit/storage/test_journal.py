@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,13 @@ import pytest
 
 from broker.errors import Fenced, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
+from broker.runtime.steps import StepThread
 from broker.runtime.vfs import WriteFailed
 from broker.storage.frame import Part, framed_bytes
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.journal import Journal
+from broker.storage.local_group_log import LocalGroupLog
+from broker.testing.mem_vfs import MemVfs
 from broker.testing.memory_group_log import AppendFault, MemoryGroupLog
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -314,7 +318,6 @@ async def test_limits_of_bytes_are_reached_by_their_last_byte(over: int) -> None
     pending = 2 * framed_bytes(20)
     options: dict[str, Any] = {"group_bytes_max": pending - over, "pending_bytes_max": pending + over}
     async with running(Journal(log, **options)) as journal:
-        await turns()
         for _ in range(2):
             journal.submit(2, [bytes(20)], keep_lsn)
         waiter = asyncio.create_task(journal.wait_room())
@@ -428,3 +431,208 @@ async def test_a_failure_while_a_group_is_told_leaves_its_answers() -> None:
         await turns()
         log.hold = False
     assert [future.result() for future in futures] == list(range(1, 31))
+
+
+# -- a record that comes alone ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def at_rest(log: MemoryGroupLog, **options: Any) -> AsyncIterator[Journal]:
+    """A journal whose `run` sleeps."""
+    async with running(Journal(log, **options)) as journal:
+        await turns()
+        yield journal
+
+
+async def test_a_record_that_comes_alone_is_appended_at_once() -> None:
+    log = MemoryGroupLog(hold=True)
+    async with at_rest(log) as journal:
+        for lsn in (1, 2, 3):
+            future = journal.submit(2, [b"x"], keep_lsn)
+            assert log.waiting_count == 1, "no round of the loop comes before"
+            log.work()
+            assert await future == lsn == journal.durable_lsn
+        log.hold = False
+    assert lsns(log) == [1, 2, 3]
+
+
+async def test_where_records_come_together_the_first_one_waits_for_those_of_its_round() -> None:
+    log = MemoryGroupLog(hold=True)
+    async with at_rest(log) as journal:
+        futures = [journal.submit(2, [b"x"], keep_lsn) for _ in range(3)]
+        log.work()  # the first one, alone
+        await turns()
+        log.work()
+        assert await asyncio.gather(*futures) == [1, 2, 3]
+        for _ in range(2):
+            journal.submit(2, [b"x"], keep_lsn)
+        assert log.waiting_count == 0
+        await turns()
+        log.hold = False
+        log.work()
+    assert list(log.groups) == [1, 2, 4]
+
+
+async def test_what_comes_while_a_record_is_stored_alone_is_the_next_group() -> None:
+    log = MemoryGroupLog(hold=True)
+    told: list[int] = []
+    async with at_rest(log) as journal:
+        futures = [journal.submit(2, [b"x"], keep_lsn)]
+        log.work()  # it is stored, and the loop has not heard of it yet
+        futures += [journal.submit(2, [b"x"], keep_lsn) for _ in range(2)]
+        for future in futures:
+            future.add_done_callback(lambda done: told.append(done.result()))
+        await turns()
+        log.hold = False
+        log.work()
+        await asyncio.gather(*futures)
+    assert told == [1, 2, 3]
+    assert list(log.groups) == [1, 2]
+
+
+async def test_an_apply_that_submits_gets_its_own_group() -> None:
+    log = MemoryGroupLog()
+    later: list[asyncio.Future[int]] = []
+    async with at_rest(log) as journal:
+
+        def apply(lsn: int) -> int:
+            later.append(journal.submit(2, [b"y"], keep_lsn))
+            return lsn
+
+        assert await journal.submit(2, [b"x"], apply) == 1
+        assert await later[0] == 2
+    assert list(log.groups) == [1, 2]
+
+
+async def test_a_record_alone_of_which_nothing_was_stored_is_appended_again() -> None:
+    log = MemoryGroupLog()
+    log.faults += [AppendFault.NOTHING_STORED] * 2
+    async with at_rest(log) as journal:
+        futures = [journal.submit(2, [b"x"], keep_lsn)]
+        await turns()
+        futures.append(journal.submit(2, [b"x"], keep_lsn))
+        assert await asyncio.gather(*futures) == [1, 2]
+    assert list(log.groups) == [1, 2]
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_after_the_failure_of_a_record_alone_nothing_is_answered(name: str) -> None:
+    fault, cause = FAILURES[name]
+    failures: list[StorageFailed] = []
+    applied: list[int] = []
+    log = MemoryGroupLog(hold=True)
+    async with at_rest(log, on_failed=failures.append) as journal:
+        doomed = journal.submit(2, [b"x"], applied.append)
+        if fault is not None:
+            log.faults.append(fault)
+        else:
+            await MemoryGroupLog(log.groups).append(1, [(2, [b"y"], 1)])
+        log.work()
+        await turns()
+        error = doomed.exception()
+        assert isinstance(error, StorageFailed) and isinstance(error.__cause__, cause)
+        assert applied == [] and failures == [journal.failed]
+        with pytest.raises(StorageFailed):
+            journal.submit(2, [b"x"], applied.append)
+
+
+async def test_a_record_alone_that_becomes_durable_after_writing_has_ended_is_nobodys() -> None:
+    log = MemoryGroupLog(hold=True)
+    applied: list[int] = []
+    async with at_rest(log) as journal:
+        doomed = journal.submit(2, [b"x"], applied.append)
+        journal.fail("A ledger could not be written", OSError(errno.EIO, "Input/output error"))
+        log.work()
+        await turns()
+        assert isinstance(doomed.exception(), StorageFailed)
+        assert applied == [] and journal.durable_lsn == 0
+
+
+async def test_close_waits_for_a_record_alone() -> None:
+    log = MemoryGroupLog(hold=True)
+    async with at_rest(log) as journal:
+        future = journal.submit(2, [b"x"], keep_lsn)
+        closing = asyncio.create_task(journal.close())
+        await turns()
+        assert not closing.done() and not log.closed
+        log.work()
+        await closing
+        assert future.result() == 1 and log.closed
+
+
+async def test_a_run_that_is_cancelled_fails_a_record_alone() -> None:
+    log = MemoryGroupLog(hold=True)
+    journal = Journal(log)
+    run = asyncio.create_task(journal.run())
+    await turns()
+    doomed = journal.submit(2, [b"x"], keep_lsn)
+    run.cancel()
+    await asyncio.wait([run])
+    log.work()
+    await turns()
+    assert isinstance(doomed.exception(), StorageFailed) and journal.durable_lsn == 0
+    await journal.close()
+
+
+async def test_a_bug_in_the_apply_of_a_record_alone_stops_the_journal() -> None:
+    failures: list[StorageFailed] = []
+    journal = Journal(MemoryGroupLog(), on_failed=failures.append)
+    run = asyncio.create_task(journal.run())
+    await turns()
+
+    def fail(lsn: int) -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        await journal.submit(2, [b"x"], fail)
+    await run
+    assert failures == [journal.failed] and isinstance(failures[0].__cause__, KeyError)
+
+
+@pytest.mark.parametrize("when", ["appending", "settling"])
+async def test_whoever_runs_the_journal_is_told_of_a_bug_with_a_record_alone(when: str) -> None:
+    log = MemoryGroupLog()
+
+    def fail(*_: Any) -> Any:
+        raise KeyError("bug")
+
+    journal = Journal(log, observe_sync=fail if when == "settling" else None)
+    run = asyncio.create_task(journal.run())
+    await turns()
+    if when == "appending":
+        log.append = fail  # type: ignore[method-assign, assignment]
+    doomed = journal.submit(2, [b"x"], keep_lsn)
+    with pytest.raises(KeyError):
+        await run
+    assert journal.failed is not None
+    assert when == "settling" or isinstance(doomed.exception(), StorageFailed)
+
+
+async def test_what_is_applied_has_the_context_of_the_journal_and_not_of_who_submits() -> None:
+    var: ContextVar[str] = ContextVar("var", default="the journal's")
+    async with at_rest(MemoryGroupLog()) as journal:
+        var.set("the caller's")
+        assert await journal.submit(2, [b"x"], lambda _: var.get()) == "the journal's"
+
+
+async def test_a_record_alone_is_told_as_soon_as_the_loop_hears_of_it() -> None:
+    """In a thread of its own: the journal settles before whoever else waits for the step has a turn."""
+    thread = StepThread("journal-of-a-test")
+    vfs = MemVfs()
+    log = LocalGroupLog(vfs, "journal", executor=thread)
+    log.open(1, 0)
+    seen: list[str] = []
+    appended: list[asyncio.Future[StoredGroup]] = []
+    append = log.append
+
+    def note(index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+        appended.append(append(index, records))
+        appended[-1].add_done_callback(lambda _: seen.append("callback"))
+        return appended[-1]
+
+    log.append = note  # type: ignore[method-assign]
+    async with running(Journal(log)) as journal:
+        await turns()
+        await journal.submit(2, [b"x"], lambda _: seen.append("applied"))
+    assert seen == ["applied", "callback"]
+    thread.shutdown()

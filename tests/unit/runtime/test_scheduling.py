@@ -1,0 +1,53 @@
+"""A thread that runs when it is woken."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+from unittest.mock import patch
+
+import pytest
+
+from broker.runtime import scheduling
+from broker.runtime.scheduling import run_when_woken
+
+T = TypeVar("T")
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    said: list[T] = []
+    thread = threading.Thread(target=lambda: said.append(work()))
+    thread.start()
+    thread.join()
+    return said[0]
+
+
+def test_policy_and_niceness_of_the_thread_stay():
+    def look() -> tuple[int, int]:
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+
+    def ask() -> bool:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1)
+        before = look()
+        run_when_woken()
+        return look() == before
+
+    assert in_a_thread(ask)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="another number of the call")
+def test_the_system_takes_it():
+    assert in_a_thread(run_when_woken) is True
+
+
+def test_where_the_call_has_no_known_number_nothing_changes():
+    with patch.object(scheduling, "_SET_ATTRIBUTES", None):
+        assert not run_when_woken()
+
+
+def test_a_system_that_refuses_it_is_no_error():
+    with patch.object(scheduling, "_SET_ATTRIBUTES", 100_000):  # no such call
+        assert in_a_thread(run_when_woken) is False
