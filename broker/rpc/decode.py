@@ -56,6 +56,18 @@ _WITHOUT_LIMIT = frozenset(
     ("payload", "deliver_at_ms", "deliver_after_ms", "ttl_ms", "sequence_id", "event_time_ms")
 )
 """Fields without a limit of their own; a payload that fits with the rest of its message fits, too."""
+
+
+def _zeros(dtype: Any) -> Any:
+    """A column of few messages that have nothing there, one for all of them."""
+    zeros = np.zeros(_FEW_MESSAGES, dtype)
+    zeros.flags.writeable = False
+    return zeros
+
+
+_ZEROS = _zeros(np.int64)
+_NO_KEY_HASHES = _zeros(np.uint32)
+_NO_SCHEDULE_HASHES = _zeros(np.uint64)
 _TOPIC_HEAD = bytes((tag_of("topic", producer_pb2.ProduceRequest),))
 
 
@@ -131,6 +143,10 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
         is_plain = request.SerializeToString() == raw
+        if is_plain and len(messages) <= _FEW_MESSAGES:
+            bare = _read_bare(request.messages, messages, producer_name, config)
+            if bare is not None:
+                return bare
     many = (
         None
         if is_plain or len(messages) <= _FEW_MESSAGES
@@ -177,6 +193,38 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         if producer_name and fields.sequence_ids.any()
         else None,
         schedule_keys=fields.schedule_keys,
+    )
+
+
+def _read_bare(
+    typed: Sequence[message_pb2.Message], messages: list[bytes], producer_name: str, config: BrokerConfig
+) -> Batch | None:
+    """The batch of a few plain messages; None if a field has a limit that one of them might be over."""
+    names = _names_in(messages)
+    # Nothing in a message is longer than all of it.
+    if not names <= _WITHOUT_LIMIT or max(map(len, messages)) > config.payload_bytes_max:
+        return None
+    count = len(messages)
+    zeros = _ZEROS[:count]
+
+    def column(name: str, of: Callable[[Any], int]) -> Int64Column:
+        return np.array(list(map(of, typed)), np.int64) if name in names else zeros
+
+    frames = [_head_of(len(message)) + message for message in messages]
+    deliver_at_ms = column("deliver_at_ms", _DELIVER_AT_MS)
+    _check_unit(deliver_at_ms)
+    has_sequence = bool(producer_name) and "sequence_id" in names
+    return Batch(
+        frames=b"".join(frames),
+        lengths=np.array(list(map(len, frames)), np.uint32),
+        crcs=np.array(list(map(google_crc32c.value, frames)), np.uint32),
+        deliver_at_ms=deliver_at_ms,
+        deliver_after_ms=column("deliver_after_ms", _DELIVER_AFTER_MS),
+        ttl_ms=column("ttl_ms", _TTL_MS),
+        key_hashes=_NO_KEY_HASHES[:count],
+        schedule_hashes=_NO_SCHEDULE_HASHES[:count],
+        producer_name=producer_name,
+        sequence_ids=np.array([each.sequence_id for each in typed], np.uint64) if has_sequence else None,
     )
 
 

@@ -34,6 +34,7 @@ class _Pending:
     request_id: int
     accepted: Accepted | None = None
     refusal: Exception | None = None
+    ids: bytes = b""  # the answer, where it was written while the disk worked
 
 
 class ProducerService:
@@ -135,6 +136,7 @@ class ProducerService:
         try:
             durable = pending.accepted.durable
             if not durable.done():  # one sync makes many batches durable: most are done when their turn comes
+                pending.ids = _ids(pending.request_id, pending.accepted)
                 await asyncio.shield(durable)
             durable.result()
         except asyncio.CancelledError:
@@ -178,10 +180,13 @@ def _answer(pending: _Pending) -> bytes:
         )
         return response.SerializeToString()
     assert pending.accepted is not None
-    answer = producer_pb2.ProduceResponse(
-        request_id=pending.request_id, publish_time_ms=pending.accepted.publish_time_ms
-    )
-    for ids in pending.accepted.ids:  # to copy them from a list costs several times as much
+    return pending.ids or _ids(pending.request_id, pending.accepted)
+
+
+def _ids(request_id: int, accepted: Accepted) -> bytes:
+    """Return the answer to a batch that was accepted."""
+    answer = producer_pb2.ProduceResponse(request_id=request_id, publish_time_ms=accepted.publish_time_ms)
+    for ids in accepted.ids:  # to copy them from a list costs several times as much
         answer.ids.add(
             ledger_id=ids.ledger_id,
             first_entry_id=ids.first_entry_id,
