@@ -115,6 +115,24 @@ MUTANTS = {
         "            pass",
         "tests/unit/runtime/test_vfs.py::test_a_sync_is_a_sync_of_that_file",
     ),
+    "a synced write is not synced": Mutant(
+        "broker/runtime/vfs.py",
+        "os.pwritev(self._fd, parts, offset, os.RWF_DSYNC)",
+        "os.pwritev(self._fd, parts, offset)",
+        "tests/unit/runtime/test_vfs.py::test_a_synced_write_is_one_call_where_the_system_takes_all_of_it",
+    ),
+    "a short synced write is taken for a whole one": Mutant(
+        "broker/runtime/vfs.py",
+        " == sum(map(len, parts)):",
+        " > 0:",
+        "tests/unit/runtime/test_vfs.py::test_a_synced_write_that_was_short_is_made_whole_and_synced",
+    ),
+    "a record is appended alone where others come with it": Mutant(
+        "broker/storage/journal.py",
+        "        if self._last_count == 1 and self._may_begin_alone():",
+        "        if self._may_begin_alone():",
+        "tests/unit/storage/test_journal.py::test_where_records_come_together_the_first_one_waits_for_those_of_its_round",
+    ),
     "a folder is not synced": Mutant(
         "broker/runtime/vfs.py",
         "            os.fsync(fd)",
@@ -165,8 +183,8 @@ MUTANTS = {
     ),
     "a group is answered before its sync": Mutant(
         "broker/storage/local_group_log.py",
-        "            self._file.pwrite(parts, self._end)\n            started_ns = self._clock.monotonic_ns()\n            self._file.sync()\n",
-        "            self._file.pwrite(parts, self._end)\n            started_ns = self._clock.monotonic_ns()\n",
+        "            self._file.pwrite_synced(parts, self._end)",
+        "            self._file.pwrite(parts, self._end)",
         "tests/unit/storage/test_local_group_log.py::test_what_was_answered_before_a_failed_write_is_there_after_a_crash",
     ),
     "the segment that holds the lsn is dropped": Mutant(
