@@ -109,7 +109,7 @@ HELP: dict[str, str] = {
     "journal_records": "Records written to the journal.",
     "journal_bytes": "Bytes written to the journal.",
     "journal_pending_bytes": "Journal bytes that wait for a sync.",
-    "journal_sync_seconds": "Duration of writing a journal group, synced; in a cluster, of storing it in the object store.",
+    "journal_sync_seconds": "Duration of a synced write of a journal group; in a cluster, of storing it in the store.",
     "role": "1 for the role of this node in the cluster: owner or standby. Only in a cluster.",
     "epoch": "Epoch of the last group of the log that this node has read or written.",
     "lease_seconds_left": "Time for which the owner may answer without another stored group; 0 on a standby.",
