@@ -11,11 +11,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -51,6 +53,7 @@ _HTTP_STATUS = {
 }
 """Others are 500."""
 _REASON_CHARS_MAX = 500
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
 
 
 class Call(NamedTuple):
@@ -100,11 +103,11 @@ class JsonCalls:
         """Make a call by its name over HTTP."""
         call = CALLS.get(name)
         if call is None:
-            return _refusal(404, "CALL_UNKNOWN", f"There is no such call; there are {', '.join(CALLS)}")
+            return self.refusal(404, "CALL_UNKNOWN", f"There is no such call; there are {', '.join(CALLS)}")
         try:
             request = await self._convert(_parse, body, call)
         except ValueError as error:
-            return _refusal(400, "INVALID_JSON", str(error))
+            return self.refusal(400, "INVALID_JSON", str(error))
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(_reachable(self._address()), options=_OPTIONS)
         metadata = (("authorization", authorization),) if authorization else ()
@@ -114,6 +117,10 @@ class JsonCalls:
             return _problem(_status_of(error))
         rendered = await self._convert(_render, answer, call)
         return JsonAnswer(200, {"Content-Type": "application/json"}, rendered)
+
+    def refusal(self, status: int, reason: str, detail: str) -> JsonAnswer:
+        """Return what a request that does not become a call is answered with."""
+        return _problem_answer(status, {"reason": reason, "detail": detail}, {})
 
     async def description(self) -> bytes:
         """Return the OpenAPI document of all calls."""
@@ -138,10 +145,43 @@ def _parse(body: bytes, call: Call) -> bytes:
         fields = json.loads(body)
         if not isinstance(fields, dict):
             raise ValueError("not an object")
+        _check_bytes(fields, cast(Descriptor, call.request.DESCRIPTOR))
         return json_format.ParseDict(fields, call.request()).SerializeToString()
     except (ValueError, json_format.ParseError, RecursionError) as error:
-        why = " ".join(str(error).split())[:_REASON_CHARS_MAX]
-        raise ValueError(f"Not a {call.request.DESCRIPTOR.name} in JSON: {why}") from error
+        # Without the list of fields, which has names that no document uses.
+        why = " ".join(str(error).split(" Available Fields")[0].split()).rstrip(".")[:_REASON_CHARS_MAX]
+        raise ValueError(f"No {call.request.DESCRIPTOR.name} in JSON: {why}") from error
+
+
+def _check_bytes(value: object, kind: Descriptor, path: str = "") -> None:
+    """Refuse texts that are not base64: protobuf passes over their other characters, and takes what is left.
+
+    Raises ValueError.
+    """
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            _check_bytes(each, kind, f"{path}[{index}]")
+    if not isinstance(value, dict):
+        return
+    for field in _with_bytes(kind):
+        inner, name = value.get(field.name), f"{path}.{field.name}".lstrip(".")
+        if field.message_type is not None:
+            _check_bytes(inner, field.message_type, name)
+        elif isinstance(inner, str) and not _BASE64.fullmatch(inner):
+            raise ValueError(f"{name} is not base64")
+
+
+@cache
+def _with_bytes(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
+    """Return the fields that hold bytes, themselves or inside. Both names of such a field are the same."""
+    fields = tuple(
+        field
+        for field in kind.fields
+        if field.type == FieldDescriptor.TYPE_BYTES
+        or (field.message_type and _with_bytes(field.message_type))
+    )
+    assert all(field.name == field.json_name for field in fields)
+    return fields
 
 
 def _render(answer: bytes, call: Call) -> bytes:
@@ -150,7 +190,7 @@ def _render(answer: bytes, call: Call) -> bytes:
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
     )
-    return json.dumps(fields, ensure_ascii=False).encode()
+    return _json(fields)
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
@@ -181,17 +221,20 @@ def _problem(status: status_pb2.Status) -> JsonAnswer:
     return _problem_answer(_HTTP_STATUS.get(status.code, 500), facts, headers)
 
 
-def _refusal(status: int, reason: str, detail: str) -> JsonAnswer:
-    return _problem_answer(status, {"reason": reason, "detail": detail}, {})
-
-
 def _problem_answer(status: int, facts: dict[str, Any], headers: dict[str, str]) -> JsonAnswer:
     title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
     body = {"title": title, "status": status} | {key: value for key, value in facts.items() if value}
     if status == HTTPStatus.UNAUTHORIZED:
         headers = headers | {"WWW-Authenticate": "Bearer"}
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = headers | {"Allow": "POST"}
     headers = headers | {"Content-Type": "application/problem+json"}
-    return JsonAnswer(status, headers, json.dumps(body, ensure_ascii=False).encode())
+    return JsonAnswer(status, headers, _json(body))
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    # With a line's end, for terminals.
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
 def _reachable(address: str) -> str:

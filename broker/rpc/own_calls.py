@@ -23,6 +23,9 @@ class OwnCalls:
     async def call(self, name: str, body: bytes, authorization: str) -> JsonAnswer:
         return await (await self._loaded()).call(name, body, authorization)
 
+    async def refusal(self, status: int, reason: str, detail: str) -> JsonAnswer:
+        return (await self._loaded()).refusal(status, reason, detail)
+
     async def description(self) -> bytes:
         return await (await self._loaded()).description()
 

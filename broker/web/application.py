@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.web.connections import Connections
 from broker.web.guard import Hosts
-from broker.web.http_api import CALL_PATH, DESCRIPTION_PATH, HttpApi
+from broker.web.http_api import CALL_PATH, DESCRIPTION_PATH, OTHER_PATHS, HttpApi
 from broker.web.server import SHARD_VIEW
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def make_runner(
         api = HttpApi(calls, pages.config, is_foreign)
         app.router.add_get(DESCRIPTION_PATH, api.describe)
         app.router.add_post(CALL_PATH, api.answer)
+        app.router.add_route("*", OTHER_PATHS, api.answer_others)
     if pages is not None:
         app.router.add_route("*", "/{path:.*}", _LatePages(pages, listen_host).answer)
     app.on_response_prepare.append(_hide_versions)

@@ -6,9 +6,7 @@ Host -> is it offered -> JSON by its type -> the body, up to a size -> the call 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from http import HTTPStatus
 
 from aiohttp import web
 
@@ -17,6 +15,7 @@ from broker.settings import KIB, split_address
 from broker.web.source import Calls, HttpAnswer
 
 CALL_PATH = "/v1/{call}"
+OTHER_PATHS = "/v1/{path:.*}"
 DESCRIPTION_PATH = "/v1/openapi.json"
 
 _LARGE_BYTES = 64 * KIB
@@ -32,17 +31,6 @@ class _Refusal(Exception):
         self.status = status
         self.reason = reason
         self.message = message
-
-    def answer(self) -> web.Response:
-        body = {
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "reason": self.reason,
-            "detail": self.message,
-        }
-        return web.Response(
-            status=self.status, body=json.dumps(body).encode(), content_type="application/problem+json"
-        )
 
 
 class HttpApi:
@@ -62,15 +50,28 @@ class HttpApi:
             self._check(request)
             return await self._answer(request)
         except _Refusal as refusal:
-            return refusal.answer()
+            return await self._refuse(refusal)
+
+    async def answer_others(self, request: web.Request) -> web.Response:
+        """Answer what is no `POST /v1/<call>`: whoever calls reads no page."""
+        try:
+            self._check_host(request)
+        except _Refusal as refusal:
+            return await self._refuse(refusal)
+        if request.method == "POST":
+            return _response(await self._calls.call(request.match_info["path"], b"", ""))
+        return await self._refuse(_Refusal(405, "NOT_POST", "Calls are made with POST"))
 
     async def describe(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document of all calls."""
         try:
             self._check_host(request)
         except _Refusal as refusal:
-            return refusal.answer()
+            return await self._refuse(refusal)
         return web.Response(body=await self._calls.description(), content_type="application/json")
+
+    async def _refuse(self, refusal: _Refusal) -> web.Response:
+        return _response(await self._calls.refusal(refusal.status, refusal.reason, refusal.message))
 
     def _check_host(self, request: web.Request) -> None:
         if self._is_foreign(request):
@@ -88,7 +89,7 @@ class HttpApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         answer = await self._call(request)
         if len(answer.body) <= _LARGE_BYTES:
-            return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+            return _response(answer)
         async with self._large:
             # Sent here, so that its place is taken until the client has read most of it.
             response = web.StreamResponse(status=answer.status, headers=answer.headers)
@@ -119,6 +120,10 @@ class HttpApi:
                 why = f"The request is larger than {self._body_bytes_max} bytes"
                 raise _Refusal(413, "REQUEST_TOO_LARGE", why)
         return bytes(body)
+
+
+def _response(answer: HttpAnswer) -> web.Response:
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
 def _off_because(config: BrokerConfig) -> str:

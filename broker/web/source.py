@@ -69,6 +69,9 @@ class Calls(Protocol):
     async def call(self, name: str, body: bytes, authorization: str) -> HttpAnswer:
         """Make a call; `body` is its request in JSON."""
 
+    async def refusal(self, status: int, reason: str, detail: str) -> HttpAnswer:
+        """Return the answer to a request that does not become a call."""
+
     async def description(self) -> bytes:
         """Return the OpenAPI document of all calls."""
 

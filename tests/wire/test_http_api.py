@@ -146,6 +146,11 @@ async def test_what_is_to_be_tried_again_says_when(serve):
         (b'{"topik": "t"}', "topik"),
         (b'{"topic": 1}', "topic"),
         (b'{"topic": "t", "messages": [{"payload": "not base64!"}]}', "payload"),
+        (
+            b'{"topic": "t", "messages": [{}, {"payload": "close order 17"}]}',
+            "messages[1].payload is not base64",
+        ),
+        (b'{"topic": "t", "messages": [{"payload": "k\xc3\xa4se"}]}', "messages[0].payload is not base64"),
         (b'{"topic": ' * 2_000, "ProduceRequest"),
         (b'{"messages": [{"deliver_at_ms": 1e30}]}', "deliver"),
     ],
@@ -153,7 +158,7 @@ async def test_what_is_to_be_tried_again_says_when(serve):
 async def test_what_is_no_request_is_refused(http, body, words):
     problem = await http.problem("produce", body)
     assert (problem["status"], problem["reason"]) == (400, "INVALID_JSON")
-    assert words in problem["detail"]
+    assert words in problem["detail"] and "Available Fields" not in problem["detail"]
 
 
 async def test_a_page_of_another_origin_cannot_call(http):
@@ -172,6 +177,13 @@ async def test_a_call_that_there_is_not_names_those_that_there_are(http):
     problem = await http.problem("subscribe", {})
     assert (problem["status"], problem["reason"]) == (404, "CALL_UNKNOWN")
     assert "receive" in problem["detail"]
+    problem = await http.problem("produce/orders", {})
+    assert (problem["status"], problem["reason"]) == (404, "CALL_UNKNOWN")
+    async with http.session.get(f"{http.url}/produce") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        read = await response.text()
+        assert json.loads(read)["reason"] == "NOT_POST"
+        assert read.endswith("}\n")
 
 
 async def test_a_request_that_is_too_large_is_refused_before_it_was_read(http):
