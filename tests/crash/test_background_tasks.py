@@ -244,7 +244,7 @@ class World:
     def failed(self) -> bool:
         return bool(self.node.failures) or self.node.broker.supervisor.failure is not None
 
-    async def work(self, turns: int = TURNS) -> None:
+    async def work(self, turns: int = TURNS, *, until_hit: bool = False) -> None:
         """Ask for everything that any task does; TimeoutError says that something was not done."""
         node = self.node
         broker, topic = node.broker, node.topic("orders")
@@ -255,6 +255,7 @@ class World:
         before = (counters.checkpoints, counters.removed_ledgers, sum(counters.index_operations.values()))
         broker.disk_free_bytes = -1
         for turn in range(turns):
+            was_hit = until_hit and bool(self.interruption.hit)  # what it has spoilt takes one more turn
             await node.produce(
                 "orders", [_keyed(turn * 4 + number, HOUR_MS) for number in range(4)], replace=True
             )
@@ -266,6 +267,8 @@ class World:
             await self._receive(billing, sent, nack=sent[:1])
             await self._receive(later, sent)
             topic.counts.known_oldest_age_ms(idle, topic.counts.of(idle))
+            if was_hit:
+                break
         # Settled before they are due: reclaim reads when the rest of their ledger is.
         cancelled = await node.produce("orders", _messages(b"cancelled", 8, after_ms=HOUR_MS))
         await topic.schedule.change(cancelled, Cancel(), dry_run=False)
@@ -355,7 +358,7 @@ def run_world(monkeypatch: pytest.MonkeyPatch, target: str, interruption: Interr
         world = World(clock, monkeypatch)
         world.target, world.interruption = target, interruption
         world.node.open()
-        outcome = await _unless_failed(world, world.work())
+        outcome = await _unless_failed(world, world.work(until_hit=True))
         if outcome is not None and (
             interruption.error is None or not _is_from(outcome, interruption.error)
         ):  # else who asked for it was told

@@ -168,7 +168,9 @@ def test_clock_jumps_bring_nothing_early_and_lose_nothing(jump_ms, set_backs):
     """
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
-        node, inboxes = await open_node(clock, bucket_config(clock_recheck_ms=200))
+        node, inboxes = await open_node(
+            clock, bucket_config(clock_recheck_ms=800, checkpoint_interval_ms=1_000)
+        )
         now_ms = clock.now_ms()
         due_ms = await produce_at(node, [now_ms + 200 * i for i in range(1, 60)])
         await asyncio.sleep(3)

@@ -332,7 +332,7 @@ def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_b
 
 KINDS = ("create", "write", "sync", "sync_dir", "open", "read", "remove")
 ERRORS = (errno.EIO, errno.ENOSPC)
-OF_A_KIND = at_depth(change=2, deep=50)
+OF_A_KIND = at_depth(change=1, deep=50)
 """Number of operations of a kind that fail, if there are as many."""
 
 
@@ -384,7 +384,7 @@ def test_a_failure_with_a_bucket_ends_nothing_and_loses_nothing(kind, error):
     count = operation_counts()[kind]
     assert count > 3
     hits = 0
-    for nth in sampled(range(1, count + 1), max(1, count // OF_A_KIND)):
+    for nth in sampled(range(1, count + 1), max(1, count // OF_A_KIND), count // 2):
         for onward in (False, True):
             fault = Fault(kind, f"{BUCKETS}*", nth=nth, error=error, after_bytes=nth % 40, onward=onward)
             try:
