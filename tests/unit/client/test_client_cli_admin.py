@@ -248,6 +248,7 @@ NEEDS_YES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", NEEDS_YES)
 async def test_without_yes_nothing_is_changed_and_the_exit_code_says_so(
     broker: FakeBroker, postdate: Run, dead: list[str], command: str

@@ -324,6 +324,7 @@ def documented() -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in shown]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", documented(), ids=" ".join)
 async def test_what_the_documents_show_is_understood(
     broker: FakeBroker, postdate: Run, arguments: list[str]

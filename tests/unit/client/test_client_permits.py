@@ -60,6 +60,7 @@ class Stream:
 STEPS = ("connect", "connect held", "release", "begin", "send", "take", "lose")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "limit", "is_known"), [(3, None, True), (3, 4, True), (2, 5, True), (3, None, False)]
 )

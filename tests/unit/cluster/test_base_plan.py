@@ -109,6 +109,7 @@ class World:
         return [ObjectInfo(name, 1, modified_ms) for name, modified_ms in self.chunks.items()]
 
 
+@pytest.mark.slow
 def test_no_base_ever_lacks_a_chunk() -> None:
     worlds = [World(seed) for seed in range(SEEDS)]
     assert [seed for seed, world in enumerate(worlds) if not world.run()] == []

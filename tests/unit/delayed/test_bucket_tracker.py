@@ -136,6 +136,7 @@ async def merge_all(world: World) -> None:
         assert await world.tracker.buckets.merge()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 7, 1_000])
 @pytest.mark.parametrize("load_entries_max", [1, 10, 65_536])
 async def test_order_holds_across_memory_and_buckets_tracker_1(limit, load_entries_max):
@@ -186,6 +187,7 @@ async def test_near_is_all_that_is_in_memory_of_what_is_sealed():
     assert stats.last_due_ms == max(world.rows)[0]
 
 
+@pytest.mark.slow
 async def test_large_frozen_bucket_is_sealed_in_runs():
     world = World(BucketPolicyValues(min_index_count=1_000))
     random = np.random.default_rng(2)

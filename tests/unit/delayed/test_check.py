@@ -274,6 +274,7 @@ def test_each_fault_is_found_by_itself(planted: Plant) -> None:
     plant(small_world(), (planted,))
 
 
+@pytest.mark.slow
 def test_each_pair_of_faults_is_found() -> None:
     for pair in combinations([*CONTENT, *STRUCTURE], 2):
         plant(small_world(), pair)

@@ -107,6 +107,7 @@ def test_nothing_is_taken_for_nothing_alone(world: World) -> None:
         world.check(not_needed_of(BUCKETS, FRONTIER))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "frontier"),
     [

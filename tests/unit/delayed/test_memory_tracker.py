@@ -440,6 +440,7 @@ async def test_clock_that_leapt_forward_by_mistake_does_not_keep_near_wide(
     assert len(await follow(tracker)) == 10_000
 
 
+@pytest.mark.slow
 async def test_tick_of_a_millisecond(ledgers: Ledgers, build: Build) -> None:
     tracker = build(tick_ms=1, lead_ms=0)
     times = NOW + 1 + np.random.default_rng(9).integers(0, 3_000, 5_000)

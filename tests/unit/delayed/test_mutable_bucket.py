@@ -39,6 +39,7 @@ def test_new_bucket_holds_nothing():
     assert bucket.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 63, 64, 65, 1_000, 70_000])
 def test_rows_stay_in_the_order_of_arrival_in_bounded_blocks(batch):
     bucket = MutableBucket()

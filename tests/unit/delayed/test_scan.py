@@ -95,6 +95,7 @@ async def test_more_entries_of_one_time_than_a_page_holds():
     assert page.is_last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket_count", [1, 3])
 @pytest.mark.parametrize("place", [0, 1, 50_000, 99_999])
 async def test_a_page_of_one_millisecond_costs_what_it_shows(bucket_count: int, place: int):

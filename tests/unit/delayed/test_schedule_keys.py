@@ -84,6 +84,7 @@ async def test_what_was_cancelled_in_memory_is_not_found_any_more() -> None:
     assert await topic.keys.find(column([5, 6])) == {}
 
 
+@pytest.mark.slow
 async def test_a_key_that_replaces_itself_again_and_again_leaves_one_entry() -> None:
     topic = await Topic(limits=MANY).started()
     for _ in range(2_000):
@@ -107,6 +108,7 @@ async def test_cancels_count_while_a_seal_is_under_way() -> None:
     await topic.check([5, 6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [64, 4])
 async def test_a_run_of_many_blocks_is_searched(bits: int) -> None:
     values = [value % (1 << bits) or 1 for value in random_hashes(3 * BLOCK_ENTRIES)]
@@ -174,6 +176,7 @@ async def test_a_merge_of_nothing_that_is_pending_leaves_no_run() -> None:
     assert topic.files == set()
 
 
+@pytest.mark.slow
 async def test_runs_merge_in_tiers_and_their_number_stays_bounded() -> None:
     topic = await Topic(limits=KeyLimits(seal_count=10, max_runs=64)).started()
     values = random_hashes(1_300)
@@ -247,6 +250,7 @@ async def finish(executor: GatedExecutor, *tasks: asyncio.Task[Any]) -> None:
         assert task.cancelled() or task.exception() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("removed", [False, True])
 async def test_a_find_that_a_merge_overtakes_finds_everything_keys_2(removed: bool, cache_bytes: int) -> None:

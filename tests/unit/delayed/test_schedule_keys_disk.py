@@ -321,6 +321,7 @@ async def test_runs_cost_four_bytes_a_key_in_a_cache_and_nothing_beside_it() -> 
     assert topic.keys.stats().memory_bytes < 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 1_000])
 def test_a_key_in_memory_costs_less_than_two_hundred_bytes(batch: int) -> None:
     values = column(random_hashes(10_000))

@@ -144,6 +144,7 @@ def test_a_shrink_in_doubt_ends_writing(kind: str) -> None:
     on_node(scenario, **INTERVAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CrashPolicy)
 def test_a_crash_at_any_step_of_a_rest_keeps_what_was_answered(policy: CrashPolicy) -> None:
     async def scenario(node: Node) -> None:

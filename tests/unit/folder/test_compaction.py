@@ -164,6 +164,7 @@ def test_positions_of_publish_times_are_found_over_gaps():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_cancelled_and_moved_ones_are_folded_in():
     async def scenario(node: Node) -> Node:
         pending, _, inbox = await fill(node, 2, kept=(1, 4, 7), delay_ms=LATER_MS)

@@ -79,6 +79,7 @@ async def history(node: Node, end: End) -> Node:
     return node
 
 
+@pytest.mark.slow
 @END
 def test_expired_where_the_topic_says_so_on_every_subscription(end):
     async def scenario(node: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_a_node_that_leaves_the_list_changes_the_order_of_no_others_behind_the_f
         assert [node for node in after if node in kept] == kept
 
 
+@pytest.mark.slow
 def test_the_shards_of_a_node_that_is_gone_go_to_all_others() -> None:
     heirs = Counter(order[1] for order in orders(bytes(range(16)), 400, NODES) if order[0] == NODES[0])
     assert sum(heirs.values()) == 80 and all(8 < heirs[node] < 32 for node in NODES[1:])

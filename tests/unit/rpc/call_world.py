@@ -123,7 +123,12 @@ class World:
 
 async def make_world(clock: SimClock, ownership: Ownership | None = None, **changes: Any) -> World:
     """Ledgers that can be compacted, pending messages with keys, messages that are out, dead letters and a backup."""
-    settings = {"compaction_cleanup_ms": 10_000, "lease_ms": LATER_MS, "lease_ms_max": LATER_MS}
+    settings = {
+        "compaction_cleanup_ms": 10_000,
+        "clock_recheck_ms": 20_000,
+        "lease_ms": LATER_MS,
+        "lease_ms_max": LATER_MS,
+    }
     node = Node(MemVfs(), clock, config(**settings, **changes), ownership=ownership).open()
     cluster = admin.OwnedCluster(lambda: VIEW, HandOver(node.broker, lambda: VIEW, lambda to: None))
     services: dict[str, Any] = {

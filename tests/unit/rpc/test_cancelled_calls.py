@@ -135,7 +135,7 @@ class Run:
         }
 
 
-async def run_case(clock: SimClock, name: str, at: int, request_id: str) -> Run:
+async def run_case(clock: SimClock, name: str, at: int, request_id: str, before: State | None) -> Run:
     """Call a method in a new world and cancel it at an await."""
     world = await make_world(clock)
     case = CASES[name]
@@ -144,7 +144,7 @@ async def run_case(clock: SimClock, name: str, at: int, request_id: str) -> Run:
         each.request_id = request_id
     frames = [each.SerializeToString() for each in requests]
     await asyncio.sleep(SETTLE_SECONDS)
-    before = state_of(world)
+    before = state_of(world) if before is None else before  # it is that of every run of the case
     cut = Cut(world.call(name, frames), at)
 
     async def whole() -> None:
@@ -174,9 +174,9 @@ def test_every_method_has_a_case() -> None:
     assert set(CASES) == set(METHODS)
 
 
-def run(name: str, at: int, request_id: str) -> Run:
+def run(name: str, at: int, request_id: str, before: State | None = None) -> Run:
     async def scenario(_: SimLoop, clock: SimClock) -> Run:
-        return await run_case(clock, name, at, request_id)
+        return await run_case(clock, name, at, request_id, before)
 
     return run_sim(scenario, seed=1)
 
@@ -190,5 +190,5 @@ def run(name: str, at: int, request_id: str) -> Run:
 def test_cancelled_call_leaves_nothing_behind(name: str, request_id: str) -> None:
     uncut = run(name, NEVER, request_id)
     for at in sampled(range(uncut.waits), at_depth(change=6, deep=1), len(name) + bool(request_id)):
-        left = run(name, at, request_id).left(uncut)
+        left = run(name, at, request_id, uncut.before).left(uncut)
         assert not left, f"cancelled at await {at} of {uncut.waits}"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import pytest
 
 from broker import cli
 from broker.rpc.event_loop import GrpcLoop
@@ -54,6 +55,7 @@ async def _rounds_of_echoes() -> int:
     return rounds
 
 
+@pytest.mark.slow
 def test_a_burst_of_events_does_not_take_a_round_each():
     with asyncio.Runner(loop_factory=GrpcLoop) as runner:
         assert runner.run(_rounds_of_echoes()) < ROUNDS_MAX

@@ -101,6 +101,7 @@ def test_a_request_of_elements_is_refused_wherever_they_lie(kind: Any, path: tup
         assert is_refused(kind, within(tuple(above), elements + spoilt))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "path"), SETS.values(), ids=SETS.keys())
 def test_as_many_ids_as_a_request_may_name_pass(kind: Any, path: tuple[Any, ...]):
     count = (

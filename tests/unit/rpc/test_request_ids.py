@@ -73,6 +73,7 @@ async def test_many_bytes_of_answers_push_the_oldest_out(asked: Asked):
     assert asked.count == 11
 
 
+@pytest.mark.slow
 async def test_small_answers_are_limited_by_their_number(asked: Asked):
     for i in range(10_001):
         await asked.once(f"{i}")
@@ -163,6 +164,7 @@ class Slow:
 WAYS_OUT = ("number", "age", "bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS_OUT)
 async def test_a_change_that_is_under_way_is_not_made_again_whatever_is_forgotten(
     asked: Asked, time: HandTime, way: str

@@ -103,6 +103,7 @@ def test_a_connection_has_no_more_unfinished_bytes_than_its_streams_can():
     assert world.ended() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "count", "answers"),
     [(1, 400_000, 0), (FRAME, 20_000, 20_000), (MIB, 10_000, 0), (0, 0, 400_000)],

@@ -22,6 +22,7 @@ async def until_started(child: ShardChild, times: int) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_a_process_that_ends_is_started_again_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -260,6 +260,7 @@ async def read_all(storage: BucketStorage) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_every_changed_byte_and_every_truncation_is_found() -> None:
     made = Made(row_count=60)
     whole = disk()
@@ -291,6 +292,7 @@ async def test_a_disk_that_does_not_read_is_not_taken_for_damage() -> None:
 # Crashes
 
 
+@pytest.mark.slow
 async def test_after_a_crash_what_was_finished_is_whole_and_what_is_not_whole_is_found_out() -> None:
     vfs = disk()
     durable_at: dict[int, int] = {}

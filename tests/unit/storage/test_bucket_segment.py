@@ -150,6 +150,7 @@ def expect_order(data: bytes, count: int, first_ms: int, first_ordinal: int) -> 
         assert keys[-1][0] <= TIME_MS_MAX and 0 <= int(ordinals.min()) <= int(ordinals.max()) < ORDINAL_END
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["least and greatest", "uneven runs", "one time, scattered", "steps of both signs"]
 )

@@ -251,6 +251,7 @@ def expect_corrupt(beginning: bytes, segments: list[bytes]) -> None:
 SMALL: Parts = build([*CASES["more of one time than a segment holds"][:11], *CASES["one entry"]])
 
 
+@pytest.mark.slow
 def test_every_changed_bit_is_found() -> None:
     beginning, segments = SMALL
     for bit in range(len(beginning) * 8):

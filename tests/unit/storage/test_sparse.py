@@ -69,6 +69,7 @@ async def check_reads(book: Book, ledger: Ledger, live: list[int], rng: random.R
         assert again.frames == found.frames[:40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 9, 70, BLOCK_ROWS + 70])
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.5, 1.0])
 async def test_a_sparse_ledger_reads_as_the_dense_one(count: int, part: float) -> None:

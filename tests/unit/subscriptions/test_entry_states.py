@@ -132,6 +132,7 @@ def _walk(seed: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_walks() -> None:
     walks = at_depth(fast=10, change=20, deep=500)
     assert sum(_walk(seed) for seed in range(walks)) > 200 * walks

@@ -283,6 +283,7 @@ def test_messages_that_fill_frames_and_byte_permits_keep_their_order():
     run(scenario, frame_bytes_max=3_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["detach", "drain"])
 def test_consumers_that_come_and_go_starve_nobody(how: str):
     async def scenario(world: World, clock: SimClock) -> None:

@@ -67,6 +67,7 @@ def _sent_ns(came: Iterable[Delivered]) -> list[int]:
     return [each.sent_ns for each in came]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_herd_goes_at_the_rate(type_: SubscriptionType, source: str) -> None:
@@ -95,6 +96,7 @@ def test_a_herd_goes_at_the_rate(type_: SubscriptionType, source: str) -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 def test_consumers_share_the_rate(type_: SubscriptionType) -> None:
     async def scenario(_: SimLoop, clock: SimClock) -> None:
@@ -114,6 +116,7 @@ def test_consumers_share_the_rate(type_: SubscriptionType) -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", TYPES)
 def test_a_change_counts_at_once_while_messages_wait(type_: SubscriptionType) -> None:
     async def scenario(_: SimLoop, clock: SimClock) -> None:

@@ -442,6 +442,7 @@ def _do_something(vfs: Vfs, root: str, rng: random.Random) -> object:
         return kind, error.errno if error.errno not in (errno.EISDIR, errno.ENOTEMPTY) else "in the way"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_random_history_looks_as_on_a_real_file_system(seed: int, tmp_path: Path) -> None:
     memory = MemVfs()

@@ -97,6 +97,7 @@ async def settled(subscription: Subscription) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("policy", [LETTERS, PLACED, NONE], ids=["dead letters", "a topic for them", "none"])
 @pytest.mark.parametrize("delay_ms", [0, 500], ids=["at once", "delayed"])
@@ -305,6 +306,7 @@ def test_rows_that_are_damaged_hold_up_their_own_and_settle_nothing(type_: int) 
     on_disk(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("max_backoff_ms", [0, 1, 5_000])
 def test_what_cannot_be_read_is_looked_at_now_and_then_whatever_the_policy(

@@ -288,6 +288,7 @@ def test_a_limit_of_topics_is_a_refusal_only_to_those_who_ask():
     on_node(scenario, config=small_config(topics_max=1))
 
 
+@pytest.mark.slow
 def test_an_acknowledgement_on_the_way_to_the_dead_letters_wins_or_comes_too_late_but_not_both():
     """The message is a dead letter, or it was acknowledged; an acknowledgement that lost is answered all the same."""
 
@@ -361,6 +362,7 @@ async def deleted_holder(node: Node) -> None:
         await topic.subscriptions.delete(HOLDER_NAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delete", [deleted_source, deleted_subscription, deleted_target, deleted_holder])
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_deleted_on_the_way_breaks_nothing(delete, seed):

@@ -27,6 +27,8 @@ MISSING, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
 KEY = "order-17"
 SOON_MS = 2_000
 KEEP_MS = 2 * HOUR_MS
+SLOWLY = {"reclaim_interval_ms": 10_000, "checkpoint_interval_ms": 10_000, "clock_recheck_ms": 10_000}
+"""For hours in which little happens."""
 FORGOTTEN = Outcome(None, KEY, MISSING, 0)
 
 World = Callable[[Node], Awaitable[Node]]
@@ -198,7 +200,7 @@ def test_a_key_is_remembered_for_as_long_as_it_should_be(life: str):
         assert not [name for name in node.vfs.snapshot() if name.endswith(".keys")]
         return node
 
-    run(scenario)
+    run(scenario, **SLOWLY)
 
 
 @pytest.mark.slow
@@ -210,9 +212,10 @@ def test_what_expires_goes_without_anybody_asking():
         assert node.topic(TOPIC).keys.stats().settled == 0
         return node
 
-    run(scenario)
+    run(scenario, **SLOWLY)
 
 
+@pytest.mark.slow
 def test_a_merge_of_the_lookup_remembers_what_it_leaves_out():
     """While the ledger is there the message's row has the last word, also when it was moved back."""
 
@@ -270,6 +273,7 @@ def test_keys_are_remembered_a_day_where_nothing_is_set():
     slow: dict[str, Any] = {
         "reclaim_interval_ms": 10_000,
         "checkpoint_interval_ms": 10_000,
+        "clock_recheck_ms": 60_000,
         "seal_after_ms": 5_000,
     }
     change_world.run(scenario, **slow)

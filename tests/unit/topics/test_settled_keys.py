@@ -107,6 +107,7 @@ ENDS: list[tuple[Callable[[Node], Awaitable[Position]], ChangeResult]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [Cancel(), Move(deliver_after_ms=HOUR_MS)], ids=["cancel", "move"])
 @pytest.mark.parametrize("life", ["live", "stopped", "crashed"])
 @pytest.mark.parametrize(("end", "result"), ENDS, ids=[end.__name__ for end, _ in ENDS])

@@ -108,6 +108,7 @@ def test_a_node_that_owns_nothing_now_does_not_name_itself() -> None:
     assert view_of("b", "a").of_standby() == view_of("b", "a")
 
 
+@pytest.mark.slow
 async def test_a_standby_shows_the_cluster_and_points_to_the_owner_for_the_rest() -> None:
     node = Node()
     async with standby(node) as session:
