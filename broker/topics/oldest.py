@@ -55,12 +55,14 @@ class OldestReady:
         async with self._searching:
             if not self.is_known:
                 await self._search()
+            # Also if it was sent while this looked: of a subscription that delivers it is always another one.
             self._last_age_ms = self._age_ms()
         return self._last_age_ms
 
     def _age_ms(self) -> int:
+        """The age of the one that was found, or of one that waited to be sent again."""
         now_ms = self._clock.now_ms()
-        since_ms = min(self._since_ms if self.is_known else _NEVER_MS, self._waited_since_ms(now_ms))
+        since_ms = min(self._since_ms, self._waited_since_ms(now_ms))
         return max(0, now_ms - since_ms) if since_ms != _NEVER_MS else 0
 
     def _waited_since_ms(self, now_ms: int) -> int:
@@ -132,5 +134,5 @@ class OldestReady:
             self._consider(position, int(rows["publish_time_ms"][0]))
 
     def _consider(self, position: Position, since_ms: int) -> None:
-        if since_ms < self._since_ms and self._is_ready(position):
+        if since_ms < self._since_ms:
             self._position, self._since_ms = position, since_ms

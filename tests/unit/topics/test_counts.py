@@ -168,6 +168,32 @@ def test_a_lease_that_ends_without_a_consumer_is_over_when_it_is_looked_at():
     run(scenario)
 
 
+def test_the_oldest_ready_one_has_an_age_though_it_is_sent_while_it_is_sought(monkeypatch):
+    """With a subscription that delivers all the time that happens often."""
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        policy = SubscriptionPolicy(max_leased_messages=1)
+        subscription = await node.create_subscription("t", "s", position=EARLIEST, policy=policy)
+        topic = node.topic("t")
+        published_ms = clock.now_ms()
+        await node.produce("t", [Outgoing(b"1"), Outgoing(b"2")])
+        await asyncio.sleep(5)
+        read_rows = topic.log.read_rows
+
+        async def read_and_lose(*args: Any) -> Any:
+            rows = await read_rows(*args)
+            if not topic.counts.of(subscription).leased:
+                await (await node.subscribe("t", "s")).wait(1)
+            return rows
+
+        monkeypatch.setattr(topic.log, "read_rows", read_and_lose)
+        age_ms = await topic.counts.find_oldest_age_ms(subscription)
+        assert await found(topic, "s") == (1, 1, 0)
+        assert clock.now_ms() - published_ms - 100 <= age_ms <= clock.now_ms() - published_ms
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("rows", [1, 1_000])
 def test_the_oldest_ready_one_is_found_whatever_it_waited_for(rows, monkeypatch):
     monkeypatch.setattr(oldest, "_ROWS", rows)
