@@ -23,6 +23,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalFile, LocalVfs
 from broker.server import Server
 from broker.subscriptions.requests import extend
+from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.tuning import Tuning
 
@@ -138,7 +139,9 @@ class FakeBroker:
         left_ms = max(0, until_ms - now_ms)
         self._extend(kept, left_ms)
         stop_ms = min((time_ms for time_ms in self._next_times_ms() if time_ms > now_ms), default=until_ms)
-        step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min))
+        paced_ms = min(self._paced_until_ms(), default=until_ms)
+        # No longer than pacing waits: what it saves up meanwhile is bounded.
+        step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min), max(paced_ms - now_ms, 1))
         self._clock.ahead_ms += step_ms
         for topic in self._topics():
             for subscription in topic.subscriptions.values():
@@ -191,10 +194,19 @@ class FakeBroker:
                     return True
                 if any(consumer.has_unsent for consumer in subscription.consumers):
                     return True
-                takes = any(consumer.can_take for consumer in subscription.consumers.takers())
-                if takes and topic.subscription_counts(subscription).ready:
+                if _can_deliver(topic, subscription) and not subscription.pacing.holds(now_ms):
                     return True
         return False
+
+    def _paced_until_ms(self) -> Iterable[int]:
+        """Return when messages go that only a rate holds back."""
+        now_ms = self._clock.now_ms()
+        for topic in self._topics():
+            for subscription in topic.subscriptions.values():
+                pacing = subscription.pacing
+                held = pacing.holds(now_ms) and not pacing.waits_for_leases
+                if held and _can_deliver(topic, subscription):
+                    yield pacing.held_through_ms
 
     def _next_times_ms(self) -> Iterable[int]:
         """Return the times at which something may happen by itself."""
@@ -217,6 +229,12 @@ class FakeBroker:
                         }
                         lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms
                         extend(subscription, consumer_id, entries_of(ids), by_ms + lease_ms)
+
+
+def _can_deliver(topic: Topic, subscription: Subscription) -> bool:
+    """Return whether there are messages, and somebody who takes them."""
+    takes = any(consumer.can_take for consumer in subscription.consumers.takers())
+    return takes and topic.subscription_counts(subscription).ready > 0
 
 
 def entries_of(ids: Iterable[tuple[int, int]]) -> Entries:

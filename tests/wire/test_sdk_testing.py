@@ -76,6 +76,24 @@ async def test_all_that_comes_due_on_the_way_comes_in_order(fake, client):
         assert await take(subscription) == [b"9"]
 
 
+async def test_as_many_come_as_the_pace_allows(fake, client):
+    await client.topics.create("t")
+    policy = postdate.SubscriptionPolicy(max_delivery_rate=0.01, max_delivery_burst=1, lease=12 * HOUR)
+    await client.subscriptions.create("t", "s", policy=policy)
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, *(b"%d" % number for number in range(500)))
+        await fake.advance(NOW)
+        assert await take(subscription) == [b"0"]
+        # Longer than the wait for one, and so long that an advance would not stop at each.
+        await fake.advance(timedelta(seconds=250))
+        assert await take(subscription) == [b"1", b"2"]
+        await fake.advance(timedelta(seconds=40_000))
+        assert await take(subscription) == [b"%d" % number for number in range(3, 403)]
+        await client.subscriptions.update("t", "s", max_delivery_rate=0, max_leased_messages=3)
+        await fake.advance(NOW)
+        assert len(await take(subscription)) == 3
+
+
 async def test_what_expires_after_it_was_due_is_delivered_before(fake, client):
     async with client.subscribe("t", "s") as subscription:
         await send(client, b"x", deliver_after=HOUR, ttl=HOUR)
