@@ -64,6 +64,7 @@ from broker.topics.intake import Accepted, check_first
 from broker.topics.key_services import KeyServices
 from broker.topics.policies import default_topic_policy
 from broker.topics.producers import DedupMemory
+from broker.topics.recurring_schedules import RecurringSchedules
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic, TopicServices
 from broker.topics.topic_index import IndexServices
@@ -123,6 +124,14 @@ class Broker:
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
+        self.recurring = RecurringSchedules(
+            self.registry,
+            config,
+            clock,
+            spawn=self.supervisor.spawn,
+            wait_room=self._wait_produce,
+            counters=self.counters,
+        )
         self._shard_log: ShardLog | None = None  # in a cluster
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
@@ -325,6 +334,8 @@ class Broker:
         self.registry.start(0 if self._shard_log is None else self._shard_log.ceiling_ms)
         self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
         self._overdue.begin(self.started_ms)
+        self.recurring.begin(self._overdue.absences)
+        self.supervisor.spawn_lasting("recurring schedules", self.recurring.run())
         self.supervisor.spawn("overdue messages", self._overdue.sweep())
         self.supervisor.spawn_lasting("signs of life", self._overdue.beat())
         self.backups.begin()
@@ -478,8 +489,8 @@ class Broker:
             ]
             topic_id = image.topic_id
             amendments, cursors = manifests.amendments[topic_id], manifests.cursors[topic_id]
-            producers = manifests.producers.get(topic_id)
-            self.registry.add(Topic(image, ledgers, cursors, amendments, services, producers))
+            producers, recurring = manifests.producers.get(topic_id), manifests.recurring.get(topic_id)
+            self.registry.add(Topic(image, ledgers, cursors, amendments, services, producers, recurring))
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -527,16 +538,7 @@ class Broker:
             raise
 
     async def _accept(self, topic_name: str, batch: Batch, *, replace: bool) -> Accepted:
-        self.check_serving()
-        if self._disk_full or self._appended_into_reserve():
-            raise LimitReached(
-                "Free disk space is below disk_reserve_bytes: new messages are refused until space is freed",
-                reason="DISK_RESERVE_REACHED",
-                retry_after_ms=5_000,
-                disk_reserve_bytes=self.config.disk_reserve_bytes,
-            )
-        await self.journal.wait_room()
-        await self._tail_writer.wait_room()
+        await self._wait_produce()
         if topic_name not in self.registry.by_name:
             # A request that will be refused must not leave a topic behind. A topic that this call makes has the
             # broker's own policy, so what is checked here holds.
@@ -545,6 +547,18 @@ class Broker:
         return (
             topic.submit(batch) if batch.schedule_keys is None else await topic.keyed.submit(batch, replace)
         )
+
+    async def _wait_produce(self) -> None:
+        """Return once there is room for a batch; raises what refuses every batch."""
+        self.check_serving()
+        if self._disk_full or self._appended_into_reserve():
+            raise LimitReached(
+                "Free disk space is below disk_reserve_bytes: new messages are refused until space is freed",
+                reason="DISK_RESERVE_REACHED",
+                retry_after_ms=5_000,
+                disk_reserve_bytes=self.config.disk_reserve_bytes,
+            )
+        await self._wait_room()
 
     async def verify_topic(self, name: str) -> TopicCheck:
         """Compare a topic's index with its messages while it delivers; see `live_check`."""

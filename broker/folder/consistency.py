@@ -25,6 +25,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Recurred,
     Replaced,
     Seeked,
     Settled,
@@ -205,6 +206,10 @@ class History:
             yield from self.apply(
                 lsn, record.settled if isinstance(record, Transferred) else record.cancelled
             )
+            return
+        if isinstance(record, Recurred):
+            if record.change is not None:
+                yield from self.apply(lsn, record.change)
             return
         if isinstance(record, Produced):
             self._next_ledger_id = max(self._next_ledger_id, record.ledger_id + 1)

@@ -87,7 +87,8 @@ class Overdue:
         self._executor = executor
         self._patience = patience
         self._last_alive_ms = 0
-        self._absences: tuple[Absence, ...] = ()
+        self.absences: tuple[Absence, ...] = ()
+        """When nobody was there, as far as it is not dealt with; nothing if nobody asks for it."""
         self._written: Alive | None = None  # what the file says, if it is there
         self._synced_ns = 0
 
@@ -109,14 +110,14 @@ class Overdue:
         if not self._is_needed():
             return
         pending = self._written.absences if self._written else ()
-        self._absences = plan_absences(pending, self._last_alive_ms, now_ms)
+        self.absences = plan_absences(pending, self._last_alive_ms, now_ms)
         # Signs of life from a clock that was ahead would hide every absence until their time comes.
         self._last_alive_ms = min(self._last_alive_ms, now_ms)
         for topic in self._registry.topics.values():
             if _has_action(topic):
                 for subscription in topic.subscriptions.values():
                     if subscription.honors_delay:
-                        subscription.absences = self._absences
+                        subscription.absences = self.absences
         # Before the first message of this life: its time in the journal would hide an absence that is not noted.
         self._written = self._now()
         write_alive(self._vfs, self._path, self._written, durable=True)
@@ -162,11 +163,11 @@ class Overdue:
                 if subscription.consumers:  # what was held back and stays owed is found by position
                     subscription.begin_catchup(topic.index.tracker.frontier.deliver_at_ms)
         if is_done:
-            self._absences = ()
+            self.absences = ()
 
     async def _sweep_topic(self, topic: Topic, subscriptions: list[Subscription]) -> int:
         """Return how many messages were overdue."""
-        begins_ms = min(absence.left_ms for absence in self._absences)
+        begins_ms = min(absence.left_ms for absence in self.absences)
         count = 0
         for ledger_id in [ledger.name.ledger_id for ledger in topic.log]:
             facts = topic.ledgers.facts.get(ledger_id)
@@ -188,7 +189,7 @@ class Overdue:
                 times = await topic.log.read_times(ledger_id, first, rows)
             except NotFound:
                 break  # the ledger has gone: nobody was owed any of it
-            ids = np.flatnonzero(within(times, self._absences)) + first
+            ids = np.flatnonzero(within(times, self.absences)) + first
             if len(ids):
                 count += len(ids)
                 overdue = {ledger_id: bitmap_of(ids.astype(np.uint32))}
@@ -204,11 +205,14 @@ class Overdue:
         return count
 
     def _is_needed(self) -> bool:
-        return any(map(_has_action, self._registry.topics.values()))
+        return any(
+            _has_action(topic) or topic.recurring.has_overdue_action
+            for topic in self._registry.topics.values()
+        )
 
     def _now(self) -> Alive:
         self._last_alive_ms = max(self._last_alive_ms, self._clock.now_ms())
-        return Alive(self._last_alive_ms, self._absences)
+        return Alive(self._last_alive_ms, self.absences)
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -38,6 +38,7 @@ from broker.storage.manifest import (
 from broker.storage.named_files import named_files, read_named
 from broker.storage.producers_file import ProducersImage, decode_producers
 from broker.storage.records import Record, decode_record
+from broker.storage.recurring import RecurringImage, decode_recurring
 from broker.storage.segment import Group
 from broker.topics.registry import Registry
 
@@ -51,6 +52,7 @@ class Manifests:
     cursors: dict[int, dict[int, CursorImage]] = field(default_factory=dict)
     amendments: dict[int, dict[int, Amendments]] = field(default_factory=dict)  # by topic, by ledger
     producers: dict[int, ProducersImage] = field(default_factory=dict)  # of topics that have a file of them
+    recurring: dict[int, RecurringImage] = field(default_factory=dict)  # the same
 
     @property
     def needed_to_lsn(self) -> int:
@@ -84,6 +86,8 @@ def open_manifests(
         manifests.amendments[topic_id] = read_amendments(vfs, layout, image)
         if image.producers_file:
             manifests.producers[topic_id] = read_producers(vfs, layout, image)
+        if image.recurring_file:
+            manifests.recurring[topic_id] = read_recurring(vfs, layout, image)
     return manifests
 
 
@@ -217,6 +221,15 @@ def read_producers(vfs: Vfs, layout: Layout, image: TopicImage) -> ProducersImag
     if producers.topic_id != image.topic_id:
         raise Corrupt("A file of producers belongs to another topic", path=path, advice=_ADVICE)
     return producers
+
+
+def read_recurring(vfs: Vfs, layout: Layout, image: TopicImage) -> RecurringImage:
+    """Read the file of recurring schedules that a topic names; raises Corrupt. Blocks."""
+    path = f"{layout.cursors(image.topic_id)}/{image.recurring_file}"
+    recurring = decode_recurring(read_named(vfs, path, _ADVICE), path)
+    if recurring.topic_id != image.topic_id:
+        raise Corrupt("A file of recurring schedules belongs to another topic", path=path, advice=_ADVICE)
+    return recurring
 
 
 def _check_lengths(vfs: Vfs, name: LedgerName, lengths: dict[str, int]) -> None:

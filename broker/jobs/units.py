@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +41,8 @@ from broker.storage.manifest import (
     decode_topic,
 )
 from broker.storage.named_files import named_files, read_named
-from broker.storage.producers_file import decode_producers
+from broker.storage.producers_file import ProducersImage, decode_producers
+from broker.storage.recurring import RecurringImage, decode_recurring
 from broker.storage.sparse_files import read_present
 
 FINDINGS_MAX = 2_000
@@ -203,17 +204,28 @@ class _UnitCheck:
         self._find_orphans(folder, {"manifest", *named})
         for name, files in named.items():
             self._find_orphans(f"{folder}/{name}", files)
-        if image.producers_file:
-            path = f"{layout.cursors(image.topic_id)}/{image.producers_file}"
-            try:
-                if decode_producers(read_named(self._vfs, path), path).topic_id != image.topic_id:
-                    self.add(Finding(Kind.STATE, "a file of producers belongs to another topic"), path)
-            except Corrupt as error:
-                self.add(Finding(Kind.of(error), error.message), path)
+        self._check_file(image, image.producers_file, "producers", decode_producers)
+        self._check_file(image, image.recurring_file, "recurring schedules", decode_recurring)
         self._check_key_runs(image)
         self.result.bucket_count = len(image.bucket_ids)
         paths = [f"{layout.buckets(image.topic_id)}/{bucket_id}.bucket" for bucket_id in image.bucket_ids]
         self.result.bucket_bytes = sum(size_if_there(self._vfs, path) for path in paths)
+
+    def _check_file(
+        self,
+        image: TopicImage,
+        file: str,
+        what: str,
+        decode: Callable[[bytes, str], ProducersImage | RecurringImage],
+    ) -> None:
+        if not file:
+            return
+        path = f"{self._layout.cursors(image.topic_id)}/{file}"
+        try:
+            if decode(read_named(self._vfs, path), path).topic_id != image.topic_id:
+                self.add(Finding(Kind.STATE, f"a file of {what} belongs to another topic"), path)
+        except Corrupt as error:
+            self.add(Finding(Kind.of(error), error.message), path)
 
     def _check_key_runs(self, image: TopicImage) -> None:
         known = len(self.result.findings)

@@ -106,6 +106,8 @@ class BrokerCounters:
     index_rebuilds: int = 0
     schedule_key_lookups: int = 0
     schedule_key_rebuilds: int = 0
+    recurring_stored: int = 0
+    recurring_missed: int = 0
     backups: int = 0
     backup_failures: int = 0
     backup_last_ms: int = 0

@@ -56,6 +56,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Recurred,
     Replaced,
     Seeked,
     Settled,
@@ -68,6 +69,7 @@ from broker.storage.records import (
     Transferred,
     decode_record,
 )
+from broker.storage.recurring import MAGIC_RECURRING, RecurringStep, decode_recurring
 from broker.storage.segment import MAGIC as MAGIC_SEGMENT
 from broker.storage.segment import Line as SegmentLine
 from broker.storage.segment import describe
@@ -176,6 +178,19 @@ def _fields_of(record: Record) -> Line:
                 "topic_id": record.topic_id,
                 "ledgers": [_changed(*ledger) for ledger in record.ledgers.items()],
             }
+        case Recurred() | Replaced() | Transferred():
+            return _fields_of_parts(record)
+        case _:
+            assert_never(record)
+
+
+def _fields_of_parts(record: Recurred | Replaced | Transferred) -> Line:
+    match record:
+        case Recurred():
+            parts = {"produced": record.produced, "cancelled": record.cancelled}
+            fields = {name: _fields_of(part) for name, part in parts.items() if part is not None}
+            steps = [_without_payload(step) for step in record.steps]
+            return {"topic_id": record.topic_id, **fields, "schedules": steps}
         case Replaced():
             return {"produced": _fields_of(record.produced), "cancelled": _fields_of(record.cancelled)}
         case Transferred():
@@ -203,6 +218,13 @@ def _subscription_fields(
             return {"subscription_id": record.subscription_id, "start": list(record.start)}
         case _:
             assert_never(record)
+
+
+def _without_payload(step: RecurringStep) -> Line:
+    fields = dataclasses.asdict(step)
+    if step.definition is not None:
+        fields["definition"]["message"] = f"{len(step.definition.message)} bytes"
+    return fields
 
 
 def _waits_of(record: Settled | GivenBack) -> Line:
@@ -352,6 +374,15 @@ def _producers_lines(framed: bytes, path: str) -> Iterator[Line]:
         }
 
 
+def _recurring_lines(framed: bytes, path: str) -> Iterator[Line]:
+    image = decode_recurring(framed, path)
+    yield {"line": "recurring", "topic_id": image.topic_id}
+    for name, state in image.by_name.items():
+        fields = dataclasses.asdict(state)
+        fields["definition"]["message"] = f"{len(state.definition.message)} bytes"
+        yield {"line": "schedule", "name": name, **fields}
+
+
 def _subscription(image: SubscriptionImage) -> Line:
     return {
         "subscription_id": image.subscription_id,
@@ -398,6 +429,7 @@ _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {
     MAGIC_TOPIC: _dump_manifest("topic manifest", MAGIC_TOPIC, _topic_lines),
     MAGIC_CURSOR: _dump_manifest("cursor", MAGIC_CURSOR, _cursor_lines),
     MAGIC_PRODUCERS: _dump_manifest("producers", MAGIC_PRODUCERS, _producers_lines),
+    MAGIC_RECURRING: _dump_manifest("recurring schedules", MAGIC_RECURRING, _recurring_lines),
     **dict.fromkeys(MAGICS.values(), dump_ledger),
     MAGIC_BUCKET: dump_bucket,
     MAGIC_KEY_RUN: dump_key_run,

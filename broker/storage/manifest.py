@@ -46,6 +46,7 @@ _NAMES = {
     MAGIC_CURSOR: "cursor",
     b"PDMP": "file of producers",
     b"PDMI": "file of compaction inputs",
+    b"PDMR": "file of recurring schedules",
 }
 """All that is framed as manifests are, as errors call it."""
 VERSION = 1
@@ -69,6 +70,7 @@ _T = TypeVar("_T")
 
 
 _PRODUCERS_FILE = re.compile(r"producers\.[0-9a-f]+")
+_RECURRING_FILE = re.compile(r"recurring\.[0-9a-f]+")
 _AMENDMENTS_FILE = re.compile(r"([0-9]+)\.[0-9a-f]+\.amend")
 
 
@@ -134,6 +136,7 @@ class TopicImage:
     bucket_ids: tuple[int, ...] = ()  # in the order of the log
     next_bucket_id: int = 1
     producers_file: str = ""  # in `cursors/`; empty: none
+    recurring_file: str = ""  # the same
     log_end: Position = START  # where the log ended, if its last ledger is gone
     key_run_ids: tuple[int, ...] = ()
     next_key_run_id: int = 1
@@ -228,6 +231,7 @@ def encode_topic(image: TopicImage) -> bytes:
         if image.next_bucket_id > 1
         else 0,  # as before there were buckets
         producers_file=image.producers_file,
+        recurring_file=image.recurring_file,
         log_end=position_to_record(image.log_end) if image.log_end > START else None,
         key_run_ids=image.key_run_ids,
         next_key_run_id=image.next_key_run_id if image.next_key_run_id > 1 else 0,
@@ -269,6 +273,8 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     check(len(set(message.key_run_ids)) == len(message.key_run_ids), "a run of schedule keys is named twice")
     named = not message.producers_file or _PRODUCERS_FILE.fullmatch(message.producers_file) is not None
     check(named, f"producers file {message.producers_file[:100]!r}")
+    named = not message.recurring_file or _RECURRING_FILE.fullmatch(message.recurring_file) is not None
+    check(named, f"file of recurring schedules {message.recurring_file[:100]!r}")
     for what in ("subscription_id", "name"):
         distinct = {getattr(subscription, what) for subscription in subscriptions}
         check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
@@ -287,6 +293,7 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
         bucket_ids=tuple(message.bucket_ids),
         next_bucket_id=next_bucket_id,
         producers_file=message.producers_file,
+        recurring_file=message.recurring_file,
         log_end=log_end,
         key_run_ids=tuple(message.key_run_ids),
         next_key_run_id=next_key_run_id,

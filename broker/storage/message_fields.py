@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from broker.errors import Corrupt
+from broker.storage.varint import encode_varint
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 
 if TYPE_CHECKING:
@@ -76,7 +77,18 @@ if tag_of("messages", producer_pb2.ProduceRequest) != FRAME_TAG:
     raise LookupError("ProduceRequest.messages and Delivery.message have the same tag")
 
 SCHEDULE_KEY_TAG = tag_of("schedule_key", message_pb2.Message)
+_PROPERTY_HEAD = bytes((tag_of("properties", message_pb2.Message),))
 PROPERTY_NAME_TAG, PROPERTY_VALUE_TAG = tags_of(message_pb2.Message.PropertiesEntry, "key", "value").values()
+_NAME_HEAD = bytes((PROPERTY_NAME_TAG,))
+_VALUE_HEAD = bytes((PROPERTY_VALUE_TAG,))
+
+
+def property_field(name: bytes, value: bytes) -> bytes:
+    """A property of a message, as its field; the last one of a name counts."""
+    entry = b"".join(
+        (_NAME_HEAD, encode_varint(len(name)), name, _VALUE_HEAD, encode_varint(len(value)), value)
+    )
+    return b"".join((_PROPERTY_HEAD, encode_varint(len(entry)), entry))
 
 
 def body_at(frame: bytes) -> int:

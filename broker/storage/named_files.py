@@ -27,7 +27,7 @@ def named_files(image: TopicImage) -> dict[str, set[str]]:
         }
         | {ledger.amendments_file for ledger in image.ledgers},
         "cursors": {subscription.cursor_file for subscription in image.subscriptions}
-        | {image.producers_file},
+        | {image.producers_file, image.recurring_file},
         "buckets": {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids},
         "keys": {f"{run_id}.keys" for run_id in image.key_run_ids},
     }

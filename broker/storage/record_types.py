@@ -5,7 +5,7 @@ know it:
 
     storage/record_types.py      its number, the next one that was never used
     storage/records.py           its class, `Record` (*), `decode_record` and its table (*); changes of what is pending
-                                 live in changes.py, compactions in compacted.py
+                                 live in changes.py, compactions in compacted.py, schedules in recurring.py
     storage-protos/              its body, if it is a protobuf message (`make protos`)
     topics/topic.py              `APPLIED_BY` (*): the components that apply it, and their `apply` (*)
     topics/registry.py           instead, if it creates or deletes a topic
@@ -44,3 +44,4 @@ class RecordType(IntEnum):
     REPLACED = 16
     LEDGERS_COMPACTED = 17
     LOG_BLANK = 18
+    RECURRED = 19

@@ -15,6 +15,7 @@
     15    Transferred           produced_bytes 4, settled_bytes 4, subscription_id 8, Produced, Settled
     16    Replaced              produced_bytes 4, cancelled_bytes 4, Produced, Cancelled
     17    LedgersCompacted      see compacted.py
+    19    Recurred              see recurring.py
 
 Type 1 is the journal's own COMMIT, type 18 the LOG_BLANK that stands for a group without records. A produced batch
 carries its columns exactly as the ledger stores them, so that applying it, today or in a recovery, copies bytes and
@@ -74,6 +75,7 @@ from broker.storage.policy import (
     topic_policy_to_record,
 )
 from broker.storage.record_types import RecordType
+from broker.storage.recurring import RecurringStep, decode_steps, encode_steps
 from broker.storage.v1 import manifest_pb2 as pb
 
 Part = bytes | memoryview | np.ndarray
@@ -107,6 +109,7 @@ _SET = struct.Struct("<QII")
 _SEQUENCES = struct.Struct("<QII")
 _TRANSFERRED = struct.Struct("<IIQ")
 _REPLACED = struct.Struct("<II")
+_RECURRED = struct.Struct("<II")
 _ZERO = bytes(3)
 _ROW_PLACE = struct.Struct("<II")  # offset and length of a row
 _ROW_PLACE_AT = 24  # in a ROW
@@ -236,6 +239,33 @@ class Replaced:
     def encode(self) -> list[Part]:
         produced, cancelled = self.produced.encode(), self.cancelled.encode()
         return [_REPLACED.pack(_bytes_of(produced), _bytes_of(cancelled)), *produced, *cancelled]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurred:
+    """Recurring schedules came so far, and these messages are their occurrences. See recurring.py.
+
+    `produced` and `cancelled` apply as a record of their own would, and before the rest.
+    """
+
+    type: ClassVar[RecordType] = RecordType.RECURRED
+    topic_id: int
+    steps: tuple[RecurringStep, ...]
+    produced: Produced | None = None
+    cancelled: Cancelled | None = None
+
+    @property
+    def change(self) -> Produced | Replaced | Cancelled | None:
+        """Return what it stores and cancels, as the record that says so alone."""
+        if self.produced is None or self.cancelled is None:
+            return self.produced or self.cancelled
+        return Replaced(self.produced, self.cancelled)
+
+    def encode(self) -> list[Part]:
+        produced = [] if self.produced is None else self.produced.encode()
+        cancelled = [] if self.cancelled is None else self.cancelled.encode()
+        head = _RECURRED.pack(_bytes_of(produced), _bytes_of(cancelled))
+        return [head, *produced, *cancelled, encode_steps(self.topic_id, self.steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +409,7 @@ Record = (
     | Moved
     | Replaced
     | LedgersCompacted
+    | Recurred
 )
 
 
@@ -483,6 +514,19 @@ def _decode_replaced(body: memoryview) -> Replaced:
     return Replaced(produced, cancelled)
 
 
+def _decode_recurred(body: memoryview) -> Recurred:
+    produced_bytes, cancelled_bytes = _RECURRED.unpack_from(body)
+    cancelled_at = _RECURRED.size + produced_bytes
+    steps_at = cancelled_at + cancelled_bytes
+    check(steps_at <= len(body), "its parts do not fit")
+    produced = _decode_produced(body[_RECURRED.size : cancelled_at]) if produced_bytes else None
+    cancelled = decode_cancelled(body[cancelled_at:steps_at]) if cancelled_bytes else None
+    topic_id, steps = decode_steps(body[steps_at:], len(produced.times) if produced else 0)
+    of_topics = {topic_id, *(part.topic_id for part in (produced, cancelled) if part)}
+    check(len(of_topics) == 1, "its parts belong to two topics")
+    return Recurred(topic_id, steps, produced, cancelled)
+
+
 def _decode_seeked(body: memoryview) -> Seeked:
     message = parse_known(pb.Seeked, body)
     check_id(message.topic_id, "topic_id")
@@ -567,6 +611,7 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.MOVED: decode_moved,
     RecordType.REPLACED: _decode_replaced,
     RecordType.LEDGERS_COMPACTED: decode_compacted,
+    RecordType.RECURRED: _decode_recurred,
 }
 
 

@@ -17,9 +17,9 @@ from broker.settings import is_name
 from broker.storage.message_fields import (
     FRAME_HEAD,
     PROPERTY_NAME_TAG,
-    PROPERTY_VALUE_TAG,
     body_at,
     message_tags,
+    property_field,
     walk_fields,
 )
 from broker.storage.varint import encode_varint
@@ -50,9 +50,6 @@ _OBEYED_NAMES = ("deliver_at_ms", "deliver_after_ms", "schedule_key", "ttl_ms", 
 _TAGS = message_tags("properties", *_KEPT_NAMES, *_OBEYED_NAMES)
 _PROPERTIES = _TAGS["properties"]
 _OBEYED = frozenset(_TAGS[name] for name in _OBEYED_NAMES)
-_PROPERTY_HEAD = bytes((_PROPERTIES,))
-_NAME_HEAD = bytes((PROPERTY_NAME_TAG,))
-_VALUE_HEAD = bytes((PROPERTY_VALUE_TAG,))
 
 
 def dead_letter_topic_name(topic: str, subscription: str, policy: EffectiveSubscriptionPolicy) -> str:
@@ -100,7 +97,7 @@ def check_dead_letter_topic(
 
 def dead_letter_frame(frame: bytes, properties: Mapping[str, str]) -> bytes:
     """A stored frame as a dead letter with these reserved properties."""
-    added = b"".join(_property(name.encode(), value.encode()) for name, value in properties.items())
+    added = b"".join(property_field(name.encode(), value.encode()) for name, value in properties.items())
     return _rewritten(frame, added)
 
 
@@ -142,10 +139,3 @@ def _name_of(entry: memoryview) -> bytes:
         if tag == PROPERTY_NAME_TAG:
             name = bytes(entry[content:end])
     return name
-
-
-def _property(name: bytes, value: bytes) -> bytes:
-    entry = b"".join(
-        (_NAME_HEAD, encode_varint(len(name)), name, _VALUE_HEAD, encode_varint(len(value)), value)
-    )
-    return b"".join((_PROPERTY_HEAD, encode_varint(len(entry)), entry))

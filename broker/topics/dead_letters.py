@@ -38,7 +38,7 @@ from broker.model import (
     merge_entries,
     without_entries,
 )
-from broker.policy import DELAYED_ENABLED, EffectiveTopicPolicy, SubscriptionPolicy
+from broker.policy import EffectiveTopicPolicy, SubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import Spawn, YieldBudget
 from broker.settings import MIB
@@ -51,6 +51,7 @@ from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_frames import HOLDER_NAME, dead_letter_topic_name
+from broker.topics.policies import without_delay_limits
 from broker.topics.refusals import subscription_not_found
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
@@ -232,7 +233,7 @@ class DeadLetters:
                     source.topic_id, subscription.subscription_id, SettleReason.DEAD_LETTERED, ours
                 )
                 # It waits for somebody, not for its time to live to pass.
-                policy = replace(_unlimited(topic.policy), default_ttl_ms=0)
+                policy = replace(without_delay_limits(topic.policy), default_ttl_ms=0)
                 waits.append(self._submit(topic, batch, policy, settled, 0))
                 subscription.logs.dead_lettered.note(
                     ours,
@@ -371,7 +372,7 @@ class DeadLetters:
             kept = members(some, ours[ledger_id])
             batch = _batch_of(letters, rows["key_hash"][: len(some)], kept, work.deliver_after_ms)
             settled = Settled(place.topic.topic_id, place.holder.subscription_id, SettleReason.REQUEUED, ours)
-            policy = _unlimited(source.policy)
+            policy = without_delay_limits(source.policy)
             work.waits.append(self._submit(source, batch, policy, settled, subscription.subscription_id))
             place.holder.decisions.promise_settled(ours)
             merge_entries(work.moved, ours)
@@ -412,11 +413,6 @@ def _slices(entries: Entries) -> list[tuple[int, UInt32Column]]:
         for ids in (ids_of(bitmap),)
         for first in range(0, len(ids), _MESSAGES_MAX)
     ]
-
-
-def _unlimited(policy: EffectiveTopicPolicy) -> EffectiveTopicPolicy:
-    """Return a policy without the limits of producers: they do not limit a transfer."""
-    return replace(policy, max_delay_ms=0, delayed_delivery=DELAYED_ENABLED)
 
 
 def _batch_of(

@@ -24,6 +24,7 @@ from broker.errors import AlreadyExists
 from broker.model import CANCELLED_MS, Batch, Entries, Int64Column, UInt64Column, bitmap_of, common_entries
 from broker.storage.changes import Changed
 from broker.storage.log import TopicLog
+from broker.storage.recurring import RecurringStep
 from broker.topics.intake import Accepted, check_distinct
 from broker.topics.topic_keys import Holders, TopicKeys
 
@@ -43,7 +44,12 @@ class TakingTopic(Protocol):
     @property
     def frontier_ms(self) -> int: ...
 
-    def submit(self, batch: Batch, replacing: dict[int, Changed] | None = None) -> Accepted: ...
+    def submit(
+        self,
+        batch: Batch,
+        replacing: dict[int, Changed] | None = None,
+        steps: tuple[RecurringStep, ...] = (),
+    ) -> Accepted: ...
 
     def fresh_part(self, batch: Batch) -> tuple[Batch | None, Int64Column | None]:
         """Return the new part of a batch (None: nothing), and its places in the batch (None: it is all of it). Raises
@@ -116,7 +122,7 @@ class KeyedIntake:
         self._lock = asyncio.Lock()
         self._in_flight = InFlight()
 
-    async def submit(self, batch: Batch, replace: bool) -> Accepted:
+    async def submit(self, batch: Batch, replace: bool, steps: tuple[RecurringStep, ...] = ()) -> Accepted:
         """As `Topic.submit`; raises AlreadyExists if a key is taken and its holder is not to be replaced."""
         check_distinct(batch)
         async with self._lock:  # INTAKE-1
@@ -124,7 +130,7 @@ class KeyedIntake:
             while True:
                 wanted = self._wanted(batch)
                 if wanted is None:  # repeats have no keys to take
-                    return self._topic.submit(batch)
+                    return self._topic.submit(batch, None, steps)
                 if (wait := self._in_flight.of(wanted.hashes)) is not None:
                     await asyncio.wait([wait])  # INTAKE-2
                 elif not self._topic.keys.is_ready:
@@ -134,7 +140,7 @@ class KeyedIntake:
                 elif (changing := self._changing(known)) is not None:
                     await self._topic.log.under_way.wait_unchanged(changing)
                 else:
-                    return self._decide(batch, wanted, known, replace)
+                    return self._decide(batch, wanted, known, replace, steps)
 
     def _wanted(self, batch: Batch) -> _NewKeys | None:
         """The keys that are not those of repeats; None: there are none. Raises what the batch is refused with."""
@@ -171,7 +177,14 @@ class KeyedIntake:
         held = {holder.ledger_id: bitmap_of(holder.entry_ids) for holder in known.holders}
         return common_entries(held, changing) or None
 
-    def _decide(self, batch: Batch, wanted: _NewKeys, known: _Known | None, replace: bool) -> Accepted:
+    def _decide(
+        self,
+        batch: Batch,
+        wanted: _NewKeys,
+        known: _Known | None,
+        replace: bool,
+        steps: tuple[RecurringStep, ...],
+    ) -> Accepted:
         """Submit the batch, or refuse it: one step (INTAKE-3)."""
         frontier_ms = self._topic.frontier_ms
         taken: list[_Taken] = []
@@ -189,7 +202,7 @@ class KeyedIntake:
             taken += (_Taken(place, held.ledger_id, entry_id, time_ms) for place, entry_id, time_ms in rows)
         if taken and not replace:
             raise _refusal(min(taken))
-        accepted = self._topic.submit(batch, replacing)
+        accepted = self._topic.submit(batch, replacing, steps)
         self._in_flight.add(wanted.hashes, accepted.durable)  # INTAKE-2
         return accepted
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_values import BucketPolicyValues
 from broker.errors import InvalidRequest
 from broker.policy import (
+    DELAYED_ENABLED,
     POLICY_SPECS,
     EffectiveSubscriptionPolicy,
     EffectiveTopicPolicy,
@@ -34,6 +35,11 @@ def default_topic_policy(config: BrokerConfig) -> EffectiveTopicPolicy:
     """The broker's own policy of topics."""
     declared = EffectiveTopicPolicy(**_declared(TopicPolicy, config))
     return effective(config.tuning.topic, declared)
+
+
+def without_delay_limits(policy: EffectiveTopicPolicy) -> EffectiveTopicPolicy:
+    """Return a policy without the limits on times that producers give: what the broker stores itself has none."""
+    return replace(policy, max_delay_ms=0, delayed_delivery=DELAYED_ENABLED)
 
 
 def bucket_policy(policy: EffectiveTopicPolicy) -> BucketPolicyValues:

@@ -16,6 +16,7 @@ from broker.storage.manifest import TopicImage
 from broker.storage.records import (
     Produced,
     Record,
+    Recurred,
     Replaced,
     TopicCreated,
     TopicDeleted,
@@ -99,8 +100,11 @@ class Registry:
                     if topic := self.topics.get(topic_id):
                         topic.apply(record, lsn)
             case _:
-                if isinstance(record, Produced | Replaced):
-                    self._note_ledger(record if isinstance(record, Produced) else record.produced)
+                produced = record if isinstance(record, Produced) else None
+                if isinstance(record, Replaced | Recurred):
+                    produced = record.produced
+                if produced is not None:
+                    self._note_ledger(produced)
                 if topic := self.topics.get(record.topic_id):
                     topic.apply(record, lsn)
 

@@ -42,6 +42,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Recurred,
     Replaced,
     Seeked,
     Settled,
@@ -51,6 +52,7 @@ from broker.storage.records import (
     TopicPolicyChanged,
     Transferred,
 )
+from broker.storage.recurring import RecurringImage, RecurringStep
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reasons import ReasonsMemory
 from broker.subscriptions.services import SubscriptionServices
@@ -62,8 +64,9 @@ from broker.topics.key_services import KeyServices
 from broker.topics.keyed_intake import KeyedIntake
 from broker.topics.ledgers import Ledgers
 from broker.topics.plan import plan_produced
-from broker.topics.policies import subscription_services
+from broker.topics.policies import subscription_services, without_delay_limits
 from broker.topics.producers import DedupMemory, Producers
+from broker.topics.recurring import Recurring
 from broker.topics.refusals import topic_not_found
 from broker.topics.schedule import Schedule
 from broker.topics.topic_index import IndexServices, TopicIndex
@@ -86,8 +89,10 @@ APPLIED_BY: dict[type, tuple[str, ...]] = {
     SubscriptionCreated: ("subscriptions", "counts"),
     SubscriptionDeleted: ("subscriptions", "counts"),
     TopicPolicyChanged: ("policies", "index"),
+    Recurred: ("recurring",),
 }
-"""The components that apply a record, in this order; the later ones find the earlier ones as the record says.
+"""The components that apply a record, in this order; the later ones find the earlier ones as the record says. What a
+`Recurred` stores and cancels is applied before as the record that says so alone.
 
 `TopicCreated` and `TopicDeleted` are of the registry.
 """
@@ -152,6 +157,7 @@ class Topic:
         amendments: dict[int, Amendments],
         services: TopicServices,
         producers: ProducersImage | None = None,
+        recurring: RecurringImage | None = None,
     ) -> None:
         self.topic_id = topic_id = image.topic_id
         self.name = image.name
@@ -186,6 +192,7 @@ class Topic:
         )
         self.keys = TopicKeys(self, services.keys, image)
         self.producers = Producers(producers, image.producers_file)
+        self.recurring = Recurring(recurring, image.recurring_file)
         self.counts = TopicCounts(
             self.log,
             self.ledgers.facts,
@@ -207,6 +214,7 @@ class Topic:
             "ledgers": self.ledgers,
             "keys": self.keys,
             "producers": self.producers,
+            "recurring": self.recurring,
             "subscriptions": self.subscriptions,
         }
         self._captured = tuple(durable.values())
@@ -281,16 +289,22 @@ class Topic:
             self._keyed = KeyedIntake(self)
         return self._keyed
 
-    def submit(self, batch: Batch, replacing: dict[int, Changed] | None = None) -> Accepted:
+    def submit(
+        self,
+        batch: Batch,
+        replacing: dict[int, Changed] | None = None,
+        steps: tuple[RecurringStep, ...] = (),
+    ) -> Accepted:
         """Accept a batch: decide everything about it and hand it to the journal. Nothing is stored if this raises.
 
         `replacing`: what waits under the schedule keys of these messages, and gives way to them in the same step.
+        `steps`: of the recurring schedules that these messages are occurrences of, in the same step too.
         """
         if self.deleted:
             raise topic_not_found(self.name)
         services = self._services
         now_ms = services.clock.now_ms()
-        policy = self.policy
+        policy = without_delay_limits(self.policy) if steps else self.policy
         examined = is_examined(batch, policy)
         look = self.intake.look(batch, now_ms, policy, self.applied_lsn) if examined else None
         if look is not None and look.durable is not None:  # a repeat, all of it
@@ -298,8 +312,11 @@ class Topic:
             return Accepted(look.ids(None), look.publish_time_ms, look.durable)
         plan = plan_produced if look is None else look.plan
         record = plan(batch, self.topic_id, self.ledgers.end, services.new_ledger_id, now_ms, policy)
-        if replacing:
-            durable = self.submit_change(Replaced(record, Cancelled(self.topic_id, replacing)))
+        cancelled = Cancelled(self.topic_id, replacing) if replacing else None
+        if steps:
+            durable = self.submit_change(Recurred(self.topic_id, steps, record, cancelled))
+        elif cancelled is not None:
+            durable = self.submit_change(Replaced(record, cancelled))
         else:
             durable = self.submit_record(record)
         self.ledgers.reserve(record)
@@ -330,11 +347,16 @@ class Topic:
         """Change durable state as a record says. The same function serves today and recovery."""
         if lsn <= self.applied_lsn:
             return
+        if isinstance(record, Recurred) and record.change is not None:
+            self._apply(record.change, lsn)
+        self._apply(record, lsn)
+        self.applied_lsn = lsn
+        self._services.changed(self)
+
+    def _apply(self, record: Record, lsn: int) -> None:
         appliers = self._appliers
         for name in APPLIED_BY[type(record)]:
             appliers[name].apply(record, lsn)
-        self.applied_lsn = lsn
-        self._services.changed(self)
 
     def capture(self) -> TopicCapture:
         """Take what a checkpoint writes: one step, without await."""
@@ -353,10 +375,12 @@ class Topic:
         """Hand a record of this topic to the journal; `apply` is called with its lsn, in place of the topic's own."""
         return self._services.submit(record, apply or (lambda lsn: self.apply(record, lsn)))
 
-    def submit_change(self, record: Cancelled | Moved | Replaced) -> asyncio.Future[None]:
+    def submit_change(self, record: Cancelled | Moved | Replaced | Recurred) -> asyncio.Future[None]:
         """Hand a record to the journal that cancels or moves entries: from now on nobody is sent them."""
         durable = self.submit_record(record)
-        self.log.under_way.hold(record.cancelled.entries if isinstance(record, Replaced) else record.entries)
+        changed = record.cancelled if isinstance(record, Replaced | Recurred) else record
+        if changed is not None:
+            self.log.under_way.hold(changed.entries)
         return durable
 
     def drop_ledgers(self, ledger_ids: Sequence[int], came_due_ms: int) -> asyncio.Future[None]:

@@ -24,6 +24,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Recurred,
     Replaced,
     ReturnReason,
     Seeked,
@@ -107,6 +108,9 @@ def _fold_record(topic: TopicModel, record: Record) -> None:
         case Replaced():
             _fold_produced(topic, record.produced)
             _fold_changed(topic, record.cancelled.ledgers)
+        case Recurred():
+            if record.change is not None:
+                _fold_record(topic, record.change)
         case Seeked() | SubscriptionChanged() | Settled() | GivenBack():
             if subscription := topic.subscriptions.get(record.subscription_id):
                 _fold_into(subscription, record, topic)

@@ -47,6 +47,8 @@ from broker.storage.records import (
     TopicCreated,
     TopicDeleted,
 )
+from broker.storage.recurring import RecurringImage, RecurringState
+from broker.storage.recurring_values import Definition, OverdueRuns, Progress, Rule
 from broker.storage.segment import encode_header
 from broker.storage.sparse import as_bitmap, encode_present
 
@@ -298,6 +300,28 @@ def producers_image() -> ProducersImage:
     return ProducersImage(3, (ProducerImage("orders-7", 40, 41, b"", b"", b"", b"", b""), runs))
 
 
+def recurring_image() -> RecurringImage:
+    """A cron that waits for its next time, an interval that is paused, a list that is done."""
+    cron = Definition(
+        Rule(cron="30 2 * * *", zone="Europe/Berlin"),
+        b"\x0a\x01x",
+        NOW_MS,
+        NOW_MS + 86_400_000,
+        5_000,
+        OverdueRuns.NONE,
+    )
+    interval = Definition(Rule(interval_ms=60_000), b"", paused=True)
+    listed = Definition(Rule(times_ms=(NOW_MS, NOW_MS + 1)), b"", overdue=OverdueRuns.ONE)
+    return RecurringImage(
+        3,
+        {
+            "cron": RecurringState(cron, Progress(NOW_MS, NOW_MS + 7, NOW_MS + 9, Position(12, 4))),
+            "interval": RecurringState(interval, Progress(NOW_MS + 5)),
+            "übung": RecurringState(listed, Progress(NOW_MS, NOW_MS + 1, NOW_MS + 1)),
+        },
+    )
+
+
 def build() -> dict[str, bytes]:
     """Every golden file by its path below this folder."""
     return {
@@ -309,6 +333,7 @@ def build() -> dict[str, bytes]:
         "scattered-v1.bucket": bucket(scattered=True),
         "ledger-v1.amend": amendments(),
         "producers-v1": producers_image().encode(),
+        "recurring-v1": recurring_image().encode(),
         **ledger(SEALED, SEALED_COUNT, sealed=True),
         **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
         **sparse()[0],

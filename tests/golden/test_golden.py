@@ -28,9 +28,11 @@ from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
 from broker.storage.producers_file import decode_producers
 from broker.storage.records import Produced, decode_record
+from broker.storage.recurring import decode_recurring
 from broker.storage.sparse_files import GONE_FRAME, SparseFiles
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.producers import Producers
+from broker.topics.recurring import Recurring
 from tests.golden import make
 
 FOLDER = Path(__file__).parent
@@ -54,6 +56,7 @@ SHA256 = {
     "sparse-v2/11.1.times": "799b01d482b57ecb9336b716df050721fb700af94ad6c35229c370c334669a54",
     "sparse-v2/11.1.rows": "4a6f5c28ebbbc42c57273609e0dea3691f52d14534090aab8f04c7da49d9d9ca",
     "producers-v1": "fbd2b828211c34575b3a6a5a0c5d601c2acf797553d74b38c498741ed042ad54",
+    "recurring-v1": "15e5ca4b6d8601ed423bd05fa129859e1a8e708d9e40328be111070558d002cb",
 }
 
 
@@ -90,6 +93,12 @@ def test_producers() -> None:
     again = Producers(image)
     assert again.content(3).image() == image
     assert (again.by_name["orders-7"].floor, again.by_name["übung"].id_count) == (41, 1_003)
+
+
+def test_recurring() -> None:
+    image = decode_recurring(read("recurring-v1"), "")
+    assert image == make.recurring_image()
+    assert Recurring(image).names() == ["cron", "interval", "übung"]
 
 
 def test_broker_manifest() -> None:

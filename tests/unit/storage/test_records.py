@@ -6,6 +6,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -29,6 +30,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Recurred,
     Replaced,
     ReturnReason,
     Seeked,
@@ -44,6 +46,8 @@ from broker.storage.records import (
     Transferred,
     decode_record,
 )
+from broker.storage.recurring import RecurringStep
+from broker.storage.recurring_values import Definition, Progress, Rule
 from broker.storage.segment import encode_header
 from broker.storage.v1 import manifest_pb2 as pb
 from broker.testing.mem_vfs import MemVfs
@@ -109,6 +113,8 @@ def changes(*, moves: bool) -> st.SearchStrategy[dict[int, Changed]]:
 
 
 entry_maps = st.dictionaries(ledger_ids, bitmaps, max_size=4)
+STEP = RecurringStep("report", Progress(5))
+
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         lambda count, topic_id, ledger_id, first, publish_ms, deliver_ms: produced(
@@ -182,6 +188,27 @@ records: st.SearchStrategy[Record] = st.one_of(
         changes(moves=False),
     ),
     st.builds(
+        lambda count, ledgers, some: Recurred(
+            1,
+            tuple(
+                RecurringStep(name, Progress(5, 6, 7) if count else Progress(5), *rest)
+                for name, *rest in some
+            ),
+            produced(count) if count else None,
+            Cancelled(1, ledgers) if ledgers else None,
+        ),
+        st.integers(0, 9),
+        st.one_of(st.just({}), changes(moves=False)),
+        st.lists(
+            st.tuples(
+                names,
+                st.one_of(st.none(), st.builds(Definition, st.just(Rule(cron="* * * * *")), st.just(b""))),
+            ),
+            min_size=1,
+            unique_by=lambda step: step[0],
+        ),
+    ),
+    st.builds(
         lambda topic_id, lsn, ledger_ids, generation, present, files_follow: LedgersCompacted(
             topic_id,
             lsn,
@@ -210,7 +237,7 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     found = decode(record.type, encode(record))
     assert type(found) is type(record)
     assert encode(found) == encode(record)
-    if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced):
+    if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced | Recurred):
         assert found == record
 
 
@@ -338,7 +365,7 @@ def test_every_record_that_protobuf_writes_is_tried_with_a_field_more() -> None:
     assert tried == {kind for kind in get_args(Record) if hasattr(pb, kind.__name__)}
 
 
-@pytest.mark.parametrize("record_type", [1, *range(18, 256)])
+@pytest.mark.parametrize("record_type", [1, 18, *range(20, 256)])
 def test_types_that_are_not_in_use_are_corrupt(record_type: int) -> None:
     with pytest.raises(Corrupt, match="unknown type"):
         decode(record_type, b"")
@@ -434,6 +461,29 @@ def rows_with(column: str, value: int) -> Any:
         Moved(1, {1: changed({1}, 5, moves=False)}),
         Moved(1, {1: changed({1}, -5, moves=True)}),
         Replaced(produced(topic_id=2), Cancelled(1, {1: changed({1}, 5, moves=False)})),
+        Recurred(1, ()),
+        Recurred(0, (STEP,)),
+        Recurred(2, (STEP,), produced()),
+        Recurred(2, (STEP,), None, Cancelled(1, {1: changed({1}, 5, moves=False)})),
+        Recurred(1, (STEP, STEP)),
+        Recurred(1, (replace(STEP, name=""),)),
+        Recurred(1, (replace(STEP, place=1),), produced(1)),
+        Recurred(1, (replace(STEP, progress=Progress(5, 6, 7)),)),
+        Recurred(1, (replace(STEP, progress=Progress(6, 6, 7)),), produced()),
+        Recurred(1, (replace(STEP, progress=Progress(-1)),)),
+        *(
+            Recurred(1, (replace(STEP, definition=definition),))
+            for definition in (
+                Definition(Rule(), b""),
+                Definition(Rule(cron="* * * * *", interval_ms=1_000), b""),
+                Definition(Rule(interval_ms=999), b""),
+                Definition(Rule(times_ms=(2, 1)), b""),
+                Definition(Rule(interval_ms=1_000, zone=""), b""),
+                Definition(Rule(interval_ms=1_000), b"no message"),
+                Definition(Rule(interval_ms=1_000), b"", jitter_ms=-1),
+                Definition(Rule(interval_ms=1_000), b"", overdue=0),  # type: ignore[arg-type]
+            )
+        ),
         GivenBack(1, 1, ReturnReason.NACKED, -1, {}),
         GivenBack(1, 1, 0, 0, {}),  # type: ignore[arg-type]
         GivenBack(1, 1, 5, 0, {}),  # type: ignore[arg-type]

@@ -42,7 +42,10 @@ from broker.storage.manifest import (
 )
 from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.records import Produced, Record, decode_record
+from broker.storage.recurring import MAGIC_RECURRING
+from broker.storage.recurring_values import Definition, OverdueRuns, Rule
 from broker.storage.v1 import manifest_pb2 as pb
+from broker.storage.v1 import recurring_pb2
 from broker.subscriptions import requests
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -62,6 +65,7 @@ INTEGERS = (-1, 0, 1, ENTRY_ID_MAX, ENTRY_ID_MAX + 1, *TIMES, 1 << 62, (1 << 63)
 LEFT_OUT = {"Cancelled.ledgers.new_ms", "Replaced.cancelled.ledgers.new_ms"} | {
     f"{name}.produced.sequences" for name in ("Replaced", "Transferred")
 }
+LEFT_OUT |= {"Recurred.produced", "Recurred.cancelled.ledgers.new_ms"}
 """Fields that a record of a type never sets, or that another type's record sets for it."""
 
 NAMES = {"topic_id", "subscription_id", "ledger_id", "first_entry_id", "entry_ids", "offset", "length"}
@@ -73,6 +77,7 @@ MANIFESTS: dict[bytes, type[Message]] = {
     MAGIC_TOPIC: pb.TopicManifest,
     MAGIC_CURSOR: pb.CursorFile,
     MAGIC_PRODUCERS: pb.ProducersFile,
+    MAGIC_RECURRING: recurring_pb2.RecurringFile,
 }
 COLUMNS = {
     "ProducerEntry.sequence_ids": np.uint64,
@@ -81,6 +86,7 @@ COLUMNS = {
     "ProducerEntry.entry_ids": np.uint32,
     "ProducerEntry.publish_times_ms": np.int64,
     "WaitingTimes.times": np.int64,
+    "RecurringDefinition.message": np.int64,
     "LedgerBitmap.bitmap": BitMap,
     "AttemptBits.bitmap": BitMap,
     "WaitingTimes.bitmap": BitMap,
@@ -146,6 +152,14 @@ async def use_everything(node: Node, name: str) -> None:
     inbox.detach()
     await control.pause(topic, topic.subscription("two"), paused=True)
     await topic.change_policy(TopicPolicy(default_ttl_ms=2 * HOUR_MS))
+    hourly = Rule(interval_ms=HOUR_MS)
+    cron = Rule(cron="0 3 * * *", zone="Europe/Berlin")
+    listed = Rule(times_ms=(node.clock.now_ms() + HOUR_MS,))
+    for schedule, rule in (("hourly", hourly), ("cron", cron), ("list", listed), ("gone", hourly)):
+        definition = Definition(rule, b"", 1, 1 << 42, 5_000, OverdueRuns.ONE)
+        await node.broker.recurring.put(topic, schedule, definition)
+    await node.broker.recurring.delete(topic, "gone")
+    await node.broker.recurring.pause(topic, "list", paused=True)
     await node.create_subscription(name, "three")
     await control.seek(topic, topic.subscription("three"), Position(0, 0))
     await topic.subscriptions.delete("three")

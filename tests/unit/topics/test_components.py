@@ -20,6 +20,7 @@ from broker.topics.component import Component
 from broker.topics.counts import TopicCounts
 from broker.topics.ledgers import Ledgers
 from broker.topics.producers import Producers
+from broker.topics.recurring import Recurring
 from broker.topics.topic import APPLIED_BY
 from broker.topics.topic_index import TopicIndex
 from broker.topics.topic_keys import TopicKeys
@@ -33,6 +34,7 @@ COMPONENTS = {
     "index": TopicIndex,
     "keys": TopicKeys,
     "producers": Producers,
+    "recurring": Recurring,
     "subscriptions": Subscriptions,
     "counts": TopicCounts,
 }
@@ -99,6 +101,7 @@ def _named_by(component: Component, image: TopicImage) -> set[str]:
         bucket_ids=(77,),
         next_bucket_id=77,
         producers_file="77",
+        recurring_file="77",
         log_end=Position(77, 77),
         key_run_ids=(77,),
         next_key_run_id=77,

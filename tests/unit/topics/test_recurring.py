@@ -1,0 +1,315 @@
+"""Recurring schedules of a whole broker on virtual time: what is stored and delivered when, through changes and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+
+from broker.errors import LimitReached, NotFound
+from broker.policy import DELAYED_DISABLED, TopicPolicy
+from broker.storage.message_fields import body_at
+from broker.storage.recurring_values import Definition, OverdueRuns, Rule
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_clock import START_MS, SimClock
+from broker.testing.sim_loop import Latency, SimLoop, run_sim
+from broker.topics.schedule_values import Cancel, DueRange, Move
+from postdate_api.v1 import message_pb2
+from tests.harness import Inbox, Node, Outgoing, small_config
+
+TOPIC = "orders"
+MESSAGE = message_pb2.Message(
+    payload=b"x", key="k", properties={"a": "b"}, ttl_ms=3_600_000
+).SerializeToString()
+SECONDS = Definition(Rule(interval_ms=1_000), MESSAGE)
+MINUTES = Definition(Rule(interval_ms=60_000), MESSAGE)
+
+
+def run(scenario: Callable[[Node, SimClock], Awaitable[None]], **settings: object) -> None:
+    async def whole(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, small_config(lease_ms=3_600_000, **settings)).open()
+        await node.create_subscription(TOPIC, "all")
+        await scenario(node, clock)
+
+    run_sim(whole, 1, latency=Latency(max_ms=1.0, slow_every=0))
+
+
+async def put(node: Node, name: str, definition: Definition) -> bool:
+    return await node.broker.recurring.put(node.topic(TOPIC), name, definition)
+
+
+def seconds(inbox: Inbox) -> list[float]:
+    """The due times of what came, in seconds since the start."""
+    return [(each.deliver_at_ms - START_MS) / 1_000 for each in inbox.poll()]
+
+
+async def waiting(node: Node) -> list[int]:
+    times = await node.topic(TOPIC).schedule.times(DueRange(), 100)
+    assert times is not None
+    return [(each - START_MS) // 1_000 for each in times.tolist()]
+
+
+def message_of(frame: bytes) -> message_pb2.Message:
+    return message_pb2.Message.FromString(frame[body_at(frame) :])
+
+
+def test_each_occurrence_is_an_ordinary_message_in_time() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox = await node.subscribe(TOPIC, "all")
+        assert await put(node, "report", SECONDS)
+        assert not await put(node, "report", SECONDS)
+        await asyncio.sleep(0.01)
+        key = f"schedule/report/{START_MS + 1_000}"
+        pending = await node.topic(TOPIC).schedule.get(key)
+        message = message_of(pending.frame)
+        assert (message.payload, message.key, message.ttl_ms) == (b"x", "k", 3_600_000)
+        assert message.properties == {
+            "a": "b",
+            "postdate.schedule.name": "report",
+            "postdate.schedule.time-ms": str(START_MS + 1_000),
+        }
+        await asyncio.sleep(3.5)
+        arrived = inbox.poll()
+        assert [each.deliver_at_ms - START_MS for each in arrived] == [1_000, 2_000, 3_000]
+        assert all(each.sent_ms - each.deliver_at_ms < 5 for each in arrived)
+        assert await waiting(node) == [4]
+
+    run(scenario)
+
+
+def test_changes_cancel_what_is_stored_ahead() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox, recurring, topic = await node.subscribe(TOPIC, "all"), node.broker.recurring, node.topic(TOPIC)
+        await put(node, "a", SECONDS)
+        await asyncio.sleep(1.5)
+        await recurring.pause(topic, "a", paused=True)
+        assert await waiting(node) == []
+        await asyncio.sleep(3)
+        await recurring.pause(topic, "a", paused=False)
+        await asyncio.sleep(1)
+        assert seconds(inbox) == [1, 5]
+        await put(node, "a", Definition(Rule(interval_ms=10_000), MESSAGE))
+        await asyncio.sleep(0.1)
+        assert await waiting(node) == [10]
+        await asyncio.sleep(6)
+        await recurring.delete(topic, "a")
+        with pytest.raises(NotFound, match="no recurring schedule 'a'"):
+            await recurring.delete(topic, "a")
+        await asyncio.sleep(20)
+        assert (seconds(inbox), await waiting(node)) == ([10], [])
+
+    run(scenario)
+
+
+def test_an_occurrence_that_is_cancelled_or_moved_is_so_alone() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox, topic = await node.subscribe(TOPIC, "all"), node.topic(TOPIC)
+        await put(node, "a", SECONDS)
+        await asyncio.sleep(0.1)
+        await topic.schedule.change([f"schedule/a/{START_MS + 1_000}"], Cancel(), dry_run=False)
+        await asyncio.sleep(1)
+        key = f"schedule/a/{START_MS + 2_000}"
+        await topic.schedule.change([key], Move(shift_ms=2_500), dry_run=False)
+        await asyncio.sleep(3.6)
+        assert seconds(inbox) == [3, 4, 4.5]
+        await put(node, "a", MINUTES)  # also right after a cancel of what was ahead
+        await asyncio.sleep(60)
+        assert seconds(inbox) == [60]
+
+    run(scenario)
+
+
+def test_pause_and_a_cancel_on_its_way_do_not_meet() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        topic = node.topic(TOPIC)
+        await put(node, "a", SECONDS)
+        await asyncio.sleep(0.1)
+        key = f"schedule/a/{START_MS + 1_000}"
+        await asyncio.gather(
+            topic.schedule.change([key], Move(shift_ms=5_000), dry_run=False),
+            node.broker.recurring.pause(topic, "a", paused=True),
+        )
+        assert await waiting(node) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("overdue", "expected"),
+    [
+        (OverdueRuns.ALL, [60, 120, 180, 240, 300, 360]),
+        (OverdueRuns.ONE, [360]),
+        (OverdueRuns.NONE, [360]),  # it is only late
+    ],
+)
+def test_occurrences_missed_while_the_broker_was_down(overdue: OverdueRuns, expected: list[int]) -> None:
+    """Some were stored and some were not when it went."""
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await put(node, "a", Definition(MINUTES.rule, MESSAGE, overdue=overdue))
+        await asyncio.sleep(2)
+        node = node.crash(CrashPolicy.LOSE_UNSYNCED)
+        await asyncio.sleep(363)  # 365: the last one was 5 s ago
+        node.open()
+        inbox = await node.subscribe(TOPIC, "all")
+        await asyncio.sleep(1)
+        assert await occurrences_of(node, inbox) == expected
+        await asyncio.sleep(58)
+        assert await occurrences_of(node, inbox) == [420]
+
+    run(scenario)
+
+
+async def occurrences_of(node: Node, inbox: Inbox) -> list[int]:
+    """The occurrences that came, as their messages name them, in seconds since the start."""
+    found = []
+    for ledger_id, entry_id in [each.position for each in inbox.poll()]:
+        ids = np.array([entry_id], dtype=np.uint32)
+        _, _, (frame,) = await node.topic(TOPIC).log.read(ledger_id, ids, 1 << 20)
+        properties = message_of(frame).properties
+        found.append((int(properties["postdate.schedule.time-ms"]) - START_MS) // 1_000)
+    return found
+
+
+def test_a_short_restart_makes_late_and_leaves_nothing_out() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await put(node, "a", Definition(SECONDS.rule, MESSAGE, overdue=OverdueRuns.NONE))
+        await asyncio.sleep(0.5)
+        await node.stop()
+        await asyncio.sleep(3)
+        node = Node(node.vfs, clock, node.broker.config).open()
+        inbox = await node.subscribe(TOPIC, "all")
+        await asyncio.sleep(1)
+        assert len(inbox.poll()) == 4
+
+    run(scenario)
+
+
+def test_a_clock_that_is_stepped_repeats_and_skips_nothing() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox = await node.subscribe(TOPIC, "all")
+        await put(node, "a", Definition(Rule(interval_ms=10_000), MESSAGE))
+        await asyncio.sleep(25)
+        clock.step(-12_000)  # back over an occurrence that was delivered
+        await asyncio.sleep(30)  # 43
+        clock.step(60_000)  # forward over six
+        await asyncio.sleep(10)
+        assert await occurrences_of(node, inbox) == list(range(10, 111, 10))
+
+    run(scenario)
+
+
+def test_a_zone_that_changes_its_rules_moves_what_is_stored_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await put(node, "a", Definition(Rule(cron="0 12 * * *", zone="Europe/Berlin"), MESSAGE))
+        await asyncio.sleep(1)
+        assert await waiting(node) == [11 * 3_600]
+        await node.stop()
+        monkeypatch.setattr("broker.topics.recurrence.zone_of", lambda name: ZoneInfo("Europe/Athens"))
+        node = Node(node.vfs, clock, node.broker.config).open()
+        await asyncio.sleep(1)
+        assert await waiting(node) == [10 * 3_600]
+
+    run(scenario)
+
+
+def test_limits_of_producers_do_not_stop_a_schedule_but_quotas_do() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        topic, inbox = node.topic(TOPIC), await node.subscribe(TOPIC, "all")
+        await topic.change_policy(
+            TopicPolicy(max_delay_ms=500, delayed_delivery=DELAYED_DISABLED, max_pending_messages=3)
+        )
+        await put(node, "a", SECONDS)
+        await asyncio.sleep(10.5)
+        assert seconds(inbox) == [1, 2, 3]
+        await inbox.ack([each.position for each in inbox.received])
+        await asyncio.sleep(3)
+        # What the quota held up comes as soon as there is room, in its order and none of it twice.
+        assert await occurrences_of(node, inbox) == [4, 5, 6]
+
+    run(scenario)
+
+
+def test_a_key_that_somebody_else_took_gives_way() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox = await node.subscribe(TOPIC, "all")
+        taken = Outgoing(b"other", deliver_after_ms=1_500, schedule_key=f"schedule/a/{START_MS + 1_000}")
+        await node.produce(TOPIC, [taken])
+        await put(node, "a", SECONDS)
+        await asyncio.sleep(1.7)
+        assert [each.payload for each in inbox.poll()] == [b"x"]
+
+    run(scenario)
+
+
+def test_trigger_and_backfill_leave_the_times_as_they_are() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        topic, recurring, inbox = node.topic(TOPIC), node.broker.recurring, await node.subscribe(TOPIC, "all")
+        await put(node, "a", Definition(MINUTES.rule, MESSAGE, paused=True))
+        await asyncio.sleep(0.25)
+        position, time_ms = await recurring.trigger(topic, "a")
+        assert 250 <= time_ms - START_MS < 260 and len(await inbox.wait(1)) == 1
+        span = START_MS - 300_000, START_MS - 60_000
+        expected = [START_MS - minutes * 60_000 for minutes in (5, 4, 3, 2)]
+        assert await recurring.backfill(topic, "a", *span, dry_run=True) == (expected, 0)
+        assert await recurring.backfill(topic, "a", *span, dry_run=False) == (expected, 0)
+        assert len(await inbox.wait(4)) == 4
+        times, rest_ms = await recurring.backfill(topic, "a", 0, START_MS, dry_run=True)
+        assert (len(times), rest_ms) == (1_000, 60_000_000)
+        await asyncio.sleep(100)
+        assert seconds(inbox) == [] and position.ledger_id == 1
+
+    run(scenario)
+
+
+def test_the_number_of_schedules_is_limited() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        results = await asyncio.gather(
+            *(put(node, f"s{number}", MINUTES) for number in range(5)), return_exceptions=True
+        )
+        assert results[:3] == [True] * 3
+        assert all(isinstance(each, LimitReached) for each in results[3:])
+        assert not await put(node, "s0", MINUTES)
+        await node.broker.recurring.delete(node.topic(TOPIC), "s0")
+        assert await put(node, "s4", MINUTES)
+
+    run(scenario, recurring_per_topic_max=3)
+
+
+def test_schedules_survive_checkpoints_and_go_with_their_topic() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        for number in range(20):
+            await put(node, f"s{number}", Definition(Rule(interval_ms=1_000), MESSAGE, jitter_ms=500))
+        for _ in range(3):
+            await asyncio.sleep(2)
+            await node.checkpoint()
+            before = {name: node.topic(TOPIC).recurring.get(name) for name in node.topic(TOPIC).recurring}
+            node = node.crash(CrashPolicy.MIXED, random.Random(1)).open()
+            assert {name: node.topic(TOPIC).recurring.get(name) for name in before} == before
+        inbox = await node.subscribe(TOPIC, "all")
+        await asyncio.sleep(3.6)
+        assert sorted(await occurrences_of(node, inbox)) == sorted(20 * [*range(1, 10)])
+        await node.broker.registry.delete_topic(TOPIC)
+        await asyncio.sleep(3)
+        assert node.failures == []
+
+    run(scenario)
+
+
+def test_many_schedules_move_on_by_few_records() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await asyncio.gather(*(put(node, f"s{number}", SECONDS) for number in range(400)))
+        await asyncio.sleep(1.5)
+        before = node.broker.counters.journal_records
+        inbox = await node.subscribe(TOPIC, "all")
+        await asyncio.sleep(0.9)
+        assert node.broker.journal.durable_lsn > 0 and before == node.broker.counters.journal_records
+        await asyncio.sleep(0.4)
+        assert len(inbox.poll()) == 800
+        assert len(node.broker.recurring._heap) == 400
+
+    run(scenario, ledger_max_entries=1_000, journal_group_bytes_max=1 << 20)
