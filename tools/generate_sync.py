@@ -30,6 +30,7 @@ CLASSES = {
     "PartitionedSubscription": "partitions",
     "Producer": "producer",
     "Received": "pull",
+    "Recurring": "recurring",
     "Schedule": "schedule",
     "Subscription": "subscription",
 }

@@ -164,6 +164,11 @@ HELP: dict[str, str] = {
     "schedule_key_lookups": (
         "Schedule keys looked up in key runs and ledgers because the filters in memory did not rule them out."
     ),
+    "recurring_stored": (
+        "Messages stored for recurring schedules: occurrences, including those stored ahead, triggered and "
+        "backfilled ones."
+    ),
+    "recurring_missed": "How often a recurring schedule left out occurrences that were missed.",
     "schedule_key_rebuilds": "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0.",
     "index_seal_seconds": "Duration of a bucket seal.",
     "index_merge_seconds": "Duration of a bucket merge.",

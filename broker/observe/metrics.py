@@ -296,6 +296,8 @@ BROKER_COUNTERS: tuple[str, ...] = (
     "schedule_key_lookups",
     "clock_steps",
     "schedule_key_rebuilds",
+    "recurring_stored",
+    "recurring_missed",
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str], ...] = (
     ("journal_sync", "journal_sync_seconds"),

@@ -18,6 +18,7 @@ from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
 from broker.folder.compaction_leases import INPUTS_MAX
 from broker.settings import KIB
+from broker.storage.recurring_values import TIMES_MAX
 
 CHEAP_BYTES = 256 * KIB
 """A request up to this size is parsed sooner than it is looked through."""
@@ -53,6 +54,8 @@ MOST: Mapping[str, Callable[[BrokerConfig], int]] = {
     "postdate.v1.PurgeDeadLettersRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
     "postdate.v1.CancelScheduledRequest": lambda config: _OF_ID * config.tuning.schedule_names_max,
     "postdate.v1.RescheduleRequest": lambda config: _OF_ID * config.tuning.schedule_names_max,
+    "postdate.v1.PutRecurringRequest": lambda config: TIMES_MAX + 3 * config.tuning.properties_count_max,
+    "postdate.v1.PreviewRecurringRequest": lambda config: TIMES_MAX + 3 * config.tuning.properties_count_max,
     "postdate.v1.GetStatsRequest": lambda config: config.topics_max,
     "postdate.v1.CountScheduledRequest": lambda config: config.topics_max,
     "postdate.v1.UpdateTopicRequest": lambda _: _PATHS_MAX,

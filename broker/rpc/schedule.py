@@ -17,6 +17,7 @@ from broker.rpc.audit_trail import note_counts
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
+from broker.rpc.recurring import RecurringCalls
 from broker.rpc.request_ids import RequestIds
 from broker.rpc.schedule_answers import (
     encode_outcomes,
@@ -48,6 +49,7 @@ class ScheduleService:
         self._broker = broker
         self._request_ids = RequestIds(broker.clock)
         self._limits = Limits.of(broker.config)
+        self._recurring = RecurringCalls(broker, self._request_ids)
 
     def handlers(self) -> dict[str, Handler]:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message | bytes]]]] = {
@@ -56,6 +58,7 @@ class ScheduleService:
             "CountScheduled": (schedule_pb2.CountScheduledRequest, self._count),
             "CancelScheduled": (schedule_pb2.CancelScheduledRequest, self._cancel),
             "Reschedule": (schedule_pb2.RescheduleRequest, self._reschedule),
+            **self._recurring.calls(),
         }
         check = self._limits.check_size
         return {

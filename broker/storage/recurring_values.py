@@ -8,6 +8,7 @@ from enum import IntEnum
 from broker.model import START, Position
 
 INTERVAL_MS_MIN = 1_000
+TIMES_MAX = 1_000
 
 
 class OverdueRuns(IntEnum):

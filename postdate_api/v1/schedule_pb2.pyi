@@ -22,6 +22,13 @@ class ScheduledState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULED_STATE_WAITING: _ClassVar[ScheduledState]
     SCHEDULED_STATE_DUE: _ClassVar[ScheduledState]
     SCHEDULED_STATE_RETURNED: _ClassVar[ScheduledState]
+
+class RecurringOverdue(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECURRING_OVERDUE_UNSPECIFIED: _ClassVar[RecurringOverdue]
+    RECURRING_OVERDUE_ALL: _ClassVar[RecurringOverdue]
+    RECURRING_OVERDUE_ONE: _ClassVar[RecurringOverdue]
+    RECURRING_OVERDUE_NONE: _ClassVar[RecurringOverdue]
 CHANGE_RESULT_UNSPECIFIED: ChangeResult
 CHANGE_RESULT_DONE: ChangeResult
 CHANGE_RESULT_ALREADY_DELIVERED: ChangeResult
@@ -31,6 +38,10 @@ SCHEDULED_STATE_UNSPECIFIED: ScheduledState
 SCHEDULED_STATE_WAITING: ScheduledState
 SCHEDULED_STATE_DUE: ScheduledState
 SCHEDULED_STATE_RETURNED: ScheduledState
+RECURRING_OVERDUE_UNSPECIFIED: RecurringOverdue
+RECURRING_OVERDUE_ALL: RecurringOverdue
+RECURRING_OVERDUE_ONE: RecurringOverdue
+RECURRING_OVERDUE_NONE: RecurringOverdue
 
 class TimeRange(_message.Message):
     __slots__ = ("start_ms", "end_ms")
@@ -235,3 +246,199 @@ class ChangeOutcome(_message.Message):
     deliver_at_ms: int
     delivered_to: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., result: _Optional[_Union[ChangeResult, str]] = ..., deliver_at_ms: _Optional[int] = ..., delivered_to: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecurringSchedule(_message.Message):
+    __slots__ = ("name", "cron", "interval_ms", "times", "time_zone", "start_ms", "end_ms", "jitter_ms", "overdue_action", "paused", "message")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    END_MS_FIELD_NUMBER: _ClassVar[int]
+    JITTER_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_ACTION_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cron: str
+    interval_ms: int
+    times: RecurringTimes
+    time_zone: str
+    start_ms: int
+    end_ms: int
+    jitter_ms: int
+    overdue_action: RecurringOverdue
+    paused: bool
+    message: _message_pb2.Message
+    def __init__(self, name: _Optional[str] = ..., cron: _Optional[str] = ..., interval_ms: _Optional[int] = ..., times: _Optional[_Union[RecurringTimes, _Mapping[str, object]]] = ..., time_zone: _Optional[str] = ..., start_ms: _Optional[int] = ..., end_ms: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., overdue_action: _Optional[_Union[RecurringOverdue, str]] = ..., paused: bool = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...
+
+class RecurringTimes(_message.Message):
+    __slots__ = ("times_ms",)
+    TIMES_MS_FIELD_NUMBER: _ClassVar[int]
+    times_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, times_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RecurringState(_message.Message):
+    __slots__ = ("schedule", "next_time_ms", "next_deliver_at_ms", "next_id", "through_ms")
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_MS_FIELD_NUMBER: _ClassVar[int]
+    schedule: RecurringSchedule
+    next_time_ms: int
+    next_deliver_at_ms: int
+    next_id: _message_pb2.MessageId
+    through_ms: int
+    def __init__(self, schedule: _Optional[_Union[RecurringSchedule, _Mapping[str, object]]] = ..., next_time_ms: _Optional[int] = ..., next_deliver_at_ms: _Optional[int] = ..., next_id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., through_ms: _Optional[int] = ...) -> None: ...
+
+class PutRecurringRequest(_message.Message):
+    __slots__ = ("topic", "schedule")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    schedule: RecurringSchedule
+    def __init__(self, topic: _Optional[str] = ..., schedule: _Optional[_Union[RecurringSchedule, _Mapping[str, object]]] = ...) -> None: ...
+
+class PutRecurringResponse(_message.Message):
+    __slots__ = ("state", "created")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    state: RecurringState
+    created: bool
+    def __init__(self, state: _Optional[_Union[RecurringState, _Mapping[str, object]]] = ..., created: bool = ...) -> None: ...
+
+class GetRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class GetRecurringResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: RecurringState
+    def __init__(self, state: _Optional[_Union[RecurringState, _Mapping[str, object]]] = ...) -> None: ...
+
+class ListRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name_prefix", "page_size", "page_token")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name_prefix: str
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., name_prefix: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRecurringResponse(_message.Message):
+    __slots__ = ("states", "next_page_token")
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[RecurringState]
+    next_page_token: str
+    def __init__(self, states: _Optional[_Iterable[_Union[RecurringState, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteRecurringResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name", "paused")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    paused: bool
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., paused: bool = ...) -> None: ...
+
+class PauseRecurringResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: RecurringState
+    def __init__(self, state: _Optional[_Union[RecurringState, _Mapping[str, object]]] = ...) -> None: ...
+
+class TriggerRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class TriggerRecurringResponse(_message.Message):
+    __slots__ = ("id", "time_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    id: _message_pb2.MessageId
+    time_ms: int
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., time_ms: _Optional[int] = ...) -> None: ...
+
+class BackfillRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name", "start_ms", "end_ms", "dry_run", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    END_MS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    start_ms: int
+    end_ms: int
+    dry_run: bool
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., start_ms: _Optional[int] = ..., end_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class BackfillRecurringResponse(_message.Message):
+    __slots__ = ("times_ms", "next_start_ms")
+    TIMES_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_START_MS_FIELD_NUMBER: _ClassVar[int]
+    times_ms: _containers.RepeatedScalarFieldContainer[int]
+    next_start_ms: int
+    def __init__(self, times_ms: _Optional[_Iterable[int]] = ..., next_start_ms: _Optional[int] = ...) -> None: ...
+
+class PreviewRecurringRequest(_message.Message):
+    __slots__ = ("topic", "name", "schedule", "after_ms", "count")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    schedule: RecurringSchedule
+    after_ms: int
+    count: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., schedule: _Optional[_Union[RecurringSchedule, _Mapping[str, object]]] = ..., after_ms: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PreviewRecurringResponse(_message.Message):
+    __slots__ = ("occurrences",)
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    occurrences: _containers.RepeatedCompositeFieldContainer[RecurringOccurrence]
+    def __init__(self, occurrences: _Optional[_Iterable[_Union[RecurringOccurrence, _Mapping[str, object]]]] = ...) -> None: ...
+
+class RecurringOccurrence(_message.Message):
+    __slots__ = ("time_ms", "deliver_at_ms", "wall_time")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    deliver_at_ms: int
+    wall_time: str
+    def __init__(self, time_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., wall_time: _Optional[str] = ...) -> None: ...

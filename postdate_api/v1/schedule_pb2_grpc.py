@@ -60,6 +60,46 @@ class ScheduleServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.FromString,
                 _registered_method=True)
+        self.PutRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/PutRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.PutRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.PutRecurringResponse.FromString,
+                _registered_method=True)
+        self.GetRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/GetRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.GetRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.GetRecurringResponse.FromString,
+                _registered_method=True)
+        self.ListRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/ListRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.ListRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.ListRecurringResponse.FromString,
+                _registered_method=True)
+        self.DeleteRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/DeleteRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.DeleteRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.DeleteRecurringResponse.FromString,
+                _registered_method=True)
+        self.PauseRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/PauseRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.PauseRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.PauseRecurringResponse.FromString,
+                _registered_method=True)
+        self.TriggerRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/TriggerRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.TriggerRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.TriggerRecurringResponse.FromString,
+                _registered_method=True)
+        self.BackfillRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/BackfillRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.BackfillRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.BackfillRecurringResponse.FromString,
+                _registered_method=True)
+        self.PreviewRecurring = channel.unary_unary(
+                '/postdate.v1.ScheduleService/PreviewRecurring',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.PreviewRecurringRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.PreviewRecurringResponse.FromString,
+                _registered_method=True)
 
 
 class ScheduleServiceServicer(object):
@@ -101,6 +141,62 @@ class ScheduleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutRecurring(self, request, context):
+        """Creates a recurring schedule, or replaces one: its occurrences after now follow what was put.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRecurring(self, request, context):
+        """Shows one recurring schedule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRecurring(self, request, context):
+        """Lists the recurring schedules of a topic, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRecurring(self, request, context):
+        """Deletes a recurring schedule. Its next occurrence is cancelled; those that are due are delivered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRecurring(self, request, context):
+        """Pauses a recurring schedule, whose next occurrence is cancelled, or lets it go on from now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TriggerRecurring(self, request, context):
+        """Stores one message of a recurring schedule at once, and leaves its times as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BackfillRecurring(self, request, context):
+        """Stores the occurrences of a span of the past at once, and leaves the schedule's times as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewRecurring(self, request, context):
+        """Shows the next occurrences of a schedule, also of one that is not put. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ScheduleServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +224,46 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
                     servicer.Reschedule,
                     request_deserializer=postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.SerializeToString,
+            ),
+            'PutRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.PutRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.PutRecurringResponse.SerializeToString,
+            ),
+            'GetRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.GetRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.GetRecurringResponse.SerializeToString,
+            ),
+            'ListRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.ListRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.ListRecurringResponse.SerializeToString,
+            ),
+            'DeleteRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.DeleteRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.DeleteRecurringResponse.SerializeToString,
+            ),
+            'PauseRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.PauseRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.PauseRecurringResponse.SerializeToString,
+            ),
+            'TriggerRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.TriggerRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.TriggerRecurringResponse.SerializeToString,
+            ),
+            'BackfillRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackfillRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.BackfillRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.BackfillRecurringResponse.SerializeToString,
+            ),
+            'PreviewRecurring': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewRecurring,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.PreviewRecurringRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.PreviewRecurringResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +402,222 @@ class ScheduleService(object):
             '/postdate.v1.ScheduleService/Reschedule',
             postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.SerializeToString,
             postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/PutRecurring',
+            postdate_dot_v1_dot_schedule__pb2.PutRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.PutRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/GetRecurring',
+            postdate_dot_v1_dot_schedule__pb2.GetRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.GetRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/ListRecurring',
+            postdate_dot_v1_dot_schedule__pb2.ListRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.ListRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/DeleteRecurring',
+            postdate_dot_v1_dot_schedule__pb2.DeleteRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.DeleteRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/PauseRecurring',
+            postdate_dot_v1_dot_schedule__pb2.PauseRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.PauseRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/TriggerRecurring',
+            postdate_dot_v1_dot_schedule__pb2.TriggerRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.TriggerRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackfillRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/BackfillRecurring',
+            postdate_dot_v1_dot_schedule__pb2.BackfillRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.BackfillRecurringResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewRecurring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/PreviewRecurring',
+            postdate_dot_v1_dot_schedule__pb2.PreviewRecurringRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.PreviewRecurringResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,7 @@ from postdate.policies import (
 )
 from postdate.producer import Producer
 from postdate.pull import Received
+from postdate.recurring import Occurrence, RecurringOverdue, RecurringSchedule, RecurringState
 from postdate.scheduled import (
     ChangeOutcome,
     ChangeResult,
@@ -130,10 +131,14 @@ __all__ = [
     "PermissionDenied",
     "PostdateError",
     "Producer",
+    "Occurrence",
     "Receipt",
     "Receipts",
     "Received",
     "ReturnedMessage",
+    "RecurringOverdue",
+    "RecurringSchedule",
+    "RecurringState",
     "ScheduleChange",
     "ScheduledBar",
     "ScheduledCounts",

@@ -25,6 +25,7 @@ from postdate.commands import (
     importing,
     outbox,
     produce,
+    recurring,
     replay,
     schedule,
     tail,
@@ -70,6 +71,7 @@ cli.add_command(tail.tail)
 cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
+cli.add_command(recurring.recurring)
 cli.add_command(dlq.dlq)
 cli.add_command(outbox.outbox)
 cli.add_command(export.export)

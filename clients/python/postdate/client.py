@@ -24,6 +24,7 @@ from postdate.partitions import (
     partition_topics,
 )
 from postdate.producer import Producer
+from postdate.recurring import Recurring
 from postdate.schedule import Schedule
 from postdate.stats import TopicStats, get_stats
 from postdate.subscription import Subscription
@@ -128,6 +129,11 @@ class Client:
     def schedule(self) -> Schedule:
         """See, count, cancel and move what is pending."""
         return Schedule(self._rpc)
+
+    @property
+    def recurring(self) -> Recurring:
+        """Put, see, pause, delete, trigger and backfill schedules that recur."""
+        return Recurring(self._rpc)
 
     def producer(
         self,

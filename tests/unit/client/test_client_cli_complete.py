@@ -62,11 +62,19 @@ COMMANDS = {
     "ScheduleService/CountScheduled": "postdate schedule histogram",
     "ScheduleService/CancelScheduled": "postdate schedule cancel",
     "ScheduleService/Reschedule": "postdate schedule move",
+    "ScheduleService/PutRecurring": "postdate recurring put",
+    "ScheduleService/GetRecurring": "postdate recurring get",
+    "ScheduleService/ListRecurring": "postdate recurring list",
+    "ScheduleService/DeleteRecurring": "postdate recurring delete",
+    "ScheduleService/PauseRecurring": "postdate recurring pause",
+    "ScheduleService/TriggerRecurring": "postdate recurring trigger",
+    "ScheduleService/BackfillRecurring": "postdate recurring backfill",
+    "ScheduleService/PreviewRecurring": "postdate recurring preview",
 }
 """Commands by call, by hand. One that is not here has no command, and the test fails."""
 
-SILENT = {"completion", "export", "topic delete", "context remove"} | {
-    f"subscription {verb}" for verb in ("delete", "pause", "resume")
+SILENT = {"completion", "export", "topic delete", "context remove", "recurring export"} | {
+    f"{kind} {verb}" for kind in ("subscription", "recurring") for verb in ("delete", "pause", "resume")
 }
 """Commands that print no results, or have one form for them: a script, JSON lines."""
 

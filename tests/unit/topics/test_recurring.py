@@ -20,6 +20,7 @@ from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, DueRange, Move
 from postdate_api.v1 import message_pb2
 from tests.harness import Inbox, Node, Outgoing, small_config
+from tests.moving import moves
 
 TOPIC = "orders"
 MESSAGE = message_pb2.Message(
@@ -313,3 +314,16 @@ def test_many_schedules_move_on_by_few_records() -> None:
         assert len(node.broker.recurring._heap) == 400
 
     run(scenario, ledger_max_entries=1_000, journal_group_bytes_max=1 << 20)
+
+
+def test_metrics_count_what_is_stored_and_what_is_left_out() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await put(node, "a", Definition(SECONDS.rule, MESSAGE, overdue=OverdueRuns.NONE))
+        await asyncio.sleep(1.5)
+        with moves(node.broker, "postdate_recurring_stored", "postdate_recurring_missed"):
+            clock.step(300_000)
+            await asyncio.sleep(2)
+        assert node.broker.counters.recurring_missed == 1
+        assert 60 <= node.broker.counters.recurring_stored <= 70  # of the last minute, and those since
+
+    run(scenario)

@@ -27,6 +27,7 @@ from rich.progress import Progress
 import postdate
 from postdate.commands.completion import TOPIC
 from postdate.commands.import_redis import import_redis
+from postdate.commands.import_schedules import celery_beat, crontab
 from postdate.commands.message_lines import LINE_BYTES_MAX, BadLine, read_header, read_messages
 from postdate.commands.output import emit_one, progress_bar
 from postdate.commands.sending import send_patiently
@@ -65,7 +66,7 @@ class _ImportGroup(CommandGroup):
         return [*super().shell_complete(ctx, incomplete), *topic.shell_complete(ctx, incomplete)]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["TOPIC FILE | redis TOPIC KEY", "[OPTIONS]"]
+        return ["TOPIC FILE | redis TOPIC KEY | crontab TOPIC FILE | celery-beat TOPIC FILE", "[OPTIONS]"]
 
 
 # Unknown here: options of `import TOPIC FILE` that stand before TOPIC.
@@ -73,7 +74,7 @@ class _ImportGroup(CommandGroup):
     "import",
     cls=_ImportGroup,
     context_settings={"ignore_unknown_options": True},
-    short_help="Import pending messages from JSON lines or Redis.",
+    short_help="Import pending messages from JSON lines or Redis, schedules from a crontab or Celery.",
 )
 def import_() -> None:
     """Import pending messages from JSON lines or from Redis.
@@ -83,6 +84,8 @@ def import_() -> None:
 
 
 import_.add_command(import_redis)
+import_.add_command(crontab)
+import_.add_command(celery_beat)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from postdate.sync.dead_letters import DeadLetters
 from postdate.sync.partitions import PartitionedProducer, PartitionedSubscription
 from postdate.sync.producer import Producer
 from postdate.sync.pull import Received
+from postdate.sync.recurring import Recurring
 from postdate.sync.schedule import Schedule
 from postdate.sync.subscription import Subscription
 
@@ -117,6 +118,11 @@ class Client:
     def schedule(self) -> Schedule:
         """See, count, cancel and move what is pending."""
         return Schedule(self._inner.schedule, self._portal)
+
+    @property
+    def recurring(self) -> Recurring:
+        """Put, see, pause, delete, trigger and backfill schedules that recur."""
+        return Recurring(self._inner.recurring, self._portal)
 
     def producer(
         self,

@@ -1,0 +1,160 @@
+"""`postdate import crontab` and `postdate import celery-beat`: recurring schedules from elsewhere.
+
+Each becomes a schedule of a topic whose messages say what to do: the command of a crontab, or the task of Celery with
+its arguments. Names follow from these, so that a second run replaces what the first one put.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any, TextIO
+
+import click
+
+import postdate
+from postdate.commands.completion import TOPIC
+from postdate.commands.recurring import put_all
+from postdate.commands.settings import EXIT_FAILED, Command, CommandFailed, Settings
+
+_MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+_ZONES = {"CRON_TZ", "TZ"}
+_NOT_NAME = re.compile(r"[^A-Za-z0-9._~-]+")
+_NAME_CHARACTERS = 60
+_PERIODS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Put nothing; print what would be put.")
+_ZONE = click.option("--time-zone", default="UTC", show_default=True, help="Zone where the file names none.")
+
+
+@click.command("crontab", cls=Command, short_help="Import a crontab as recurring schedules.")
+@click.argument("topic", type=TOPIC)
+@click.argument("source", type=click.File("r"), metavar="FILE")
+@_ZONE
+@click.option("--system", is_flag=True, help="The sixth column is a user, as in /etc/crontab.")
+@_DRY_RUN
+@click.pass_obj
+def crontab(
+    settings: Settings, topic: str, source: TextIO, time_zone: str, system: bool, dry_run: bool
+) -> None:
+    """Put each line of a crontab (`crontab -l | postdate import crontab TOPIC -`) as a recurring schedule of TOPIC.
+
+    The payload of its messages is the command; CRON_TZ or TZ in the file is the zone of the lines after it. Other
+    variables and @reboot are left out, and named.
+    """
+    put_all(settings, topic, crontab_schedules(source, time_zone, system=system), dry_run=dry_run)
+
+
+def crontab_schedules(
+    lines: Iterable[str], zone: str, *, system: bool = False
+) -> list[postdate.RecurringSchedule]:
+    """Return the schedules of a crontab."""
+    schedules = []
+    names: Counter[str] = Counter()
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if (variable := _VARIABLE.fullmatch(text)) is not None:
+            if variable[1] in _ZONES:
+                zone = variable[2].strip("\"'") or "UTC"
+            else:
+                click.echo(f"line {number:,}: the variable {variable[1]} is left out", err=True)
+            continue
+        fields = 1 if text.startswith("@") else 5
+        parts = text.split(None, fields + system)
+        if len(parts) != fields + system + 1:
+            raise CommandFailed(f"line {number:,}: it has no command", EXIT_FAILED)
+        cron, command = " ".join(parts[:fields]), parts[-1]
+        if cron == "@reboot":
+            click.echo(f"line {number:,}: @reboot is left out", err=True)
+            continue
+        if cron.startswith("@"):
+            if cron.lower() not in _MACROS:
+                raise CommandFailed(f"line {number:,}: {cron} is not known", EXIT_FAILED)
+            cron = _MACROS[cron.lower()]
+        schedules.append(
+            postdate.RecurringSchedule(
+                name=_name(command, names), cron=cron, time_zone=zone, payload=command.encode()
+            )
+        )
+    return schedules
+
+
+@click.command("celery-beat", cls=Command, short_help="Import periodic tasks of django-celery-beat.")
+@click.argument("topic", type=TOPIC)
+@click.argument("source", type=click.File("r"), metavar="FILE")
+@_ZONE
+@_DRY_RUN
+@click.pass_obj
+def celery_beat(settings: Settings, topic: str, source: TextIO, time_zone: str, dry_run: bool) -> None:
+    """Put the periodic tasks of django-celery-beat as recurring schedules of TOPIC.
+
+    FILE is what `python manage.py dumpdata django_celery_beat` writes; - is stdin. The payload is a JSON object with
+    task, args and kwargs. Tasks that are not enabled are put paused; solar and one-off tasks are left out, and named.
+    """
+    try:
+        dump = json.load(source)
+        schedules = list(celery_schedules(dump, time_zone))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandFailed(
+            f"The file is not a dump of django_celery_beat: {error!r}", EXIT_FAILED
+        ) from error
+    put_all(settings, topic, schedules, dry_run=dry_run)
+
+
+def celery_schedules(dump: list[dict[str, Any]], zone: str) -> Iterator[postdate.RecurringSchedule]:
+    """Return the schedules of a dump of django-celery-beat."""
+    rows = {(row["model"].lower(), row["pk"]): row["fields"] for row in dump}
+    for (model, _), task in rows.items():
+        if model != "django_celery_beat.periodictask" or task["task"] == "celery.backend_cleanup":
+            continue
+        when: dict[str, Any]
+        if task.get("crontab") and not task.get("one_off"):
+            fields = rows["django_celery_beat.crontabschedule", task["crontab"]]
+            names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+            cron = " ".join(str(fields[name]).replace(" ", "") for name in names)
+            when = {"cron": cron, "time_zone": fields.get("timezone") or zone}
+        elif task.get("interval") and not task.get("one_off"):
+            fields = rows["django_celery_beat.intervalschedule", task["interval"]]
+            when = {"interval": timedelta(seconds=fields["every"] * _PERIODS[fields["period"]])}
+        else:
+            click.echo(f"{task['name']}: a solar or one-off task is left out", err=True)
+            continue
+        content = {
+            "task": task["task"],
+            "args": json.loads(task.get("args") or "[]"),
+            "kwargs": json.loads(task.get("kwargs") or "{}"),
+        }
+        yield postdate.RecurringSchedule(
+            name=_name(task["name"], None),
+            paused=not task.get("enabled", True),
+            payload=json.dumps(content).encode(),
+            **when,
+        )
+
+
+def _name(text: str, seen: Counter[str] | None) -> str:
+    """A name that follows from a text; `seen` counts those that had the same text."""
+    plain = _NOT_NAME.sub("-", text).strip("-._~")[:_NAME_CHARACTERS].strip("-._~")
+    if seen is None and plain == text:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    name = f"{plain}-{digest}" if plain else digest
+    if seen is not None:
+        seen[name] += 1
+        if seen[name] > 1:
+            return f"{name}-{seen[name]}"
+    return name

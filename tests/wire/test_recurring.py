@@ -1,0 +1,329 @@
+"""Recurring schedules with a real broker: over gRPC, by the SDK, by the command; refusals, and imports from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postdate
+from postdate import cli
+from postdate.commands.import_schedules import celery_schedules, crontab_schedules
+from postdate.commands.recurring_lines import schedule_line, schedule_of_line
+from postdate_api.v1 import message_pb2, schedule_pb2
+from tests.wire.conftest import Wire, now_ms, refused, within
+
+Run = Callable[..., Awaitable[tuple[int, str, str]]]
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def client(wire: Wire) -> AsyncIterator[postdate.Client]:
+    async with postdate.connect(wire.server.grpc_address, retry_for=timedelta(seconds=5)) as connected:
+        yield connected
+
+
+@pytest.fixture
+def run(wire: Wire, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("POSTDATE_ADDRESS", wire.server.grpc_address)
+
+    async def run_one(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = await asyncio.to_thread(cli.run, arguments)
+        return (code, *capfd.readouterr())
+
+    return run_one
+
+
+async def put(wire: Wire, **fields: Any) -> Any:
+    schedule = schedule_pb2.RecurringSchedule(**{"name": "s", **fields})
+    request = schedule_pb2.PutRecurringRequest(topic="t", schedule=schedule)
+    return await within(wire.schedule.PutRecurring(request))
+
+
+async def test_a_schedule_over_grpc(wire: Wire):
+    answer = await put(
+        wire, cron="0 9 * * *", time_zone="Europe/Berlin", message=message_pb2.Message(key="k")
+    )
+    assert answer.created and answer.state.schedule.message.key == "k"
+    assert not (
+        await put(wire, cron="0 9 * * *", time_zone="Europe/Berlin", message=answer.state.schedule.message)
+    ).created
+    due_ms = answer.state.next_time_ms
+    assert now_ms() < due_ms <= now_ms() + DAY_MS
+    key = schedule_pb2.GetScheduledRequest(topic="t", schedule_key=f"schedule/s/{due_ms}")
+    while True:  # it is stored a moment later
+        got = await within(wire.schedule.GetRecurring(schedule_pb2.GetRecurringRequest(topic="t", name="s")))
+        if got.state.HasField("next_id"):
+            break
+    pending = await within(wire.schedule.GetScheduled(key))
+    assert (pending.scheduled.id, pending.scheduled.deliver_at_ms) == (got.state.next_id, due_ms)
+    for name in ("a", "b", "c", "s2"):
+        await put(wire, name=name, interval_ms=3_600_000)
+    names, token = [], ""
+    while True:
+        request = schedule_pb2.ListRecurringRequest(topic="t", page_size=2, page_token=token)
+        page = await within(wire.schedule.ListRecurring(request))
+        names += [each.schedule.name for each in page.states]
+        if not (token := page.next_page_token):
+            break
+    assert names == ["a", "b", "c", "s", "s2"]
+    request = schedule_pb2.ListRecurringRequest(topic="t", name_prefix="s")
+    assert [each.schedule.name for each in (await within(wire.schedule.ListRecurring(request))).states] == [
+        "s",
+        "s2",
+    ]
+    await within(wire.schedule.DeleteRecurring(schedule_pb2.DeleteRecurringRequest(topic="t", name="s")))
+    assert (await refused(wire.schedule.GetScheduled(key))).reason == "SCHEDULED_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"name": "a/b", "interval_ms": 1_000}, "INVALID_NAME"),
+        ({}, "NO_RECURRENCE"),
+        ({"cron": "* * *"}, "INVALID_CRON"),
+        ({"cron": "0 " * 200}, "INVALID_CRON"),
+        ({"cron": ""}, "INVALID_CRON"),
+        ({"cron": "* * * * *", "time_zone": "Europe/Bonn"}, "INVALID_TIME_ZONE"),
+        ({"interval_ms": 999}, "INVALID_INTERVAL_MS"),
+        ({"times": schedule_pb2.RecurringTimes(times_ms=[2, 1])}, "INVALID_TIMES"),
+        ({"times": schedule_pb2.RecurringTimes()}, "INVALID_TIMES"),
+        ({"times": schedule_pb2.RecurringTimes(times_ms=[1, 2])}, "NO_OCCURRENCE"),
+        ({"interval_ms": 1_000, "start_ms": -1}, "INVALID_TIME_RANGE"),
+        ({"interval_ms": 1_000, "start_ms": 9, "end_ms": 9}, "INVALID_TIME_RANGE"),
+        ({"interval_ms": 1_000, "end_ms": 9}, "NO_OCCURRENCE"),
+        ({"interval_ms": 1_000, "jitter_ms": DAY_MS + 1}, "INVALID_JITTER_MS"),
+        ({"interval_ms": 1_000, "overdue_action": 9}, "INVALID_OVERDUE_ACTION"),
+        (
+            {"interval_ms": 1_000, "message": message_pb2.Message(deliver_at_ms=5)},
+            "INVALID_RECURRING_MESSAGE",
+        ),
+        (
+            {"interval_ms": 1_000, "message": message_pb2.Message(schedule_key="k")},
+            "INVALID_RECURRING_MESSAGE",
+        ),
+        ({"interval_ms": 1_000, "message": message_pb2.Message(payload=bytes(2 << 20))}, "PAYLOAD_TOO_LARGE"),
+    ],
+)
+async def test_what_is_refused(wire: Wire, fields: dict[str, Any], reason: str):
+    assert (await refused(put(wire, **fields))).reason == reason
+
+
+async def test_calls_about_what_is_not_there_and_spans_that_are_none(wire: Wire):
+    await wire.produce("t", b"x")
+    for method, kind in (("Get", "GetRecurringRequest"), ("Delete", "DeleteRecurringRequest")):
+        request = getattr(schedule_pb2, kind)(topic="t", name="no")
+        assert (
+            await refused(getattr(wire.schedule, f"{method}Recurring")(request))
+        ).reason == "RECURRING_NOT_FOUND"
+    future = schedule_pb2.BackfillRecurringRequest(topic="t", name="no", start_ms=1, end_ms=now_ms() + DAY_MS)
+    assert (await refused(wire.schedule.BackfillRecurring(future))).reason == "INVALID_TIME_RANGE"
+    many = schedule_pb2.PreviewRecurringRequest(topic="t", name="no", count=1_001)
+    assert (await refused(wire.schedule.PreviewRecurring(many))).reason == "INVALID_COUNT"
+    nothing = schedule_pb2.PreviewRecurringRequest(topic="t")
+    assert (await refused(wire.schedule.PreviewRecurring(nothing))).reason == "INVALID_SELECTOR"
+
+
+async def test_a_repeated_trigger_is_answered_and_stores_nothing(wire: Wire):
+    await put(wire, interval_ms=DAY_MS)
+    request = schedule_pb2.TriggerRecurringRequest(topic="t", name="s", request_id="once")
+    first = await within(wire.schedule.TriggerRecurring(request))
+    assert await within(wire.schedule.TriggerRecurring(request)) == first
+
+
+async def test_the_way_of_a_schedule_by_the_sdk(client: postdate.Client):
+    start = datetime.now(UTC).replace(microsecond=0)
+    schedule = postdate.RecurringSchedule(
+        name="tick",
+        interval=timedelta(seconds=1),
+        payload=b"tick",
+        properties={"a": "b"},
+        ttl=timedelta(hours=1),
+        overdue=postdate.RecurringOverdue.ONE,
+        jitter=timedelta(milliseconds=5),
+    )
+    async with client.subscribe("t", "all") as subscription:
+        state = await client.recurring.put("t", schedule)
+        assert state.schedule == schedule and state.next_time is not None
+        previewed = await client.recurring.preview("t", "tick", count=2, after=start)
+        assert [each.time for each in previewed] == [
+            start + timedelta(seconds=1),
+            start + timedelta(seconds=2),
+        ]
+        async for message in subscription:
+            assert (message.payload, message.properties["postdate.schedule.name"]) == (b"tick", "tick")
+            await message.ack()
+            break
+        paused = await client.recurring.pause("t", "tick")
+        assert paused.schedule.paused and paused.next_time is None
+        await client.recurring.trigger("t", "tick")
+        hours = await client.recurring.backfill(
+            "t", "tick", start - timedelta(seconds=30), start, dry_run=True
+        )
+        assert len(hours) == 30
+        assert (await client.recurring.resume("t", "tick")).next_time is not None
+        assert [each.schedule.name async for each in client.recurring.list("t")] == ["tick"]
+        assert (await client.recurring.get("t", "tick")).schedule == schedule
+        await client.recurring.delete("t", "tick")
+        with pytest.raises(postdate.NotFound):
+            await client.recurring.get("t", "tick")
+    with pytest.raises(ValueError, match="exactly one"):
+        await client.recurring.put("t", postdate.RecurringSchedule(name="x"))
+
+
+async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Client, run: Run, tmp_path: Path):
+    code, out, _ = await run(
+        *("recurring", "put", "t", "daily", "--cron", "0 9 * * *", "--time-zone", "Europe/Berlin"),
+        *("--payload", "go", "--property", "a=b", "-o", "json"),
+    )
+    assert (code, json.loads(out)["properties"]) == (0, {"a": "b"})
+    code, out, _ = await run(
+        "recurring", "put", "t", "hourly", "--every", "1h", "--overdue", "none", "-o", "json"
+    )
+    assert (code, json.loads(out)["overdue"]) == (0, "none")
+    code, out, _ = await run("recurring", "list", "t")
+    assert code == 0 and "every 1h" in out and "Europe/Berlin" in out
+    code, out, _ = await run("recurring", "preview", "t", "daily", "--count", "2", "-o", "jsonl")
+    assert code == 0 and [json.loads(line)["time"][11:16] for line in out.splitlines()] == ["09:00", "09:00"]
+    code, out, _ = await run("recurring", "preview", "t", "--cron", "0 0 1 * *", "-o", "json")
+    assert (code, len(json.loads(out))) == (0, 10)
+    path = tmp_path / "schedules.jsonl"
+    assert (await run("recurring", "export", "t", "--file", str(path)))[0] == 0
+    assert (await run("recurring", "import", "other", str(path), "--dry-run"))[0] == 0
+    assert (await run("recurring", "import", "other", str(path)))[0] == 0
+    before = [each.schedule async for each in client.recurring.list("t")]
+    assert [each.schedule async for each in client.recurring.list("other")] == before
+    assert (await run("recurring", "pause", "t", "daily", "hourly"))[0] == 0
+    assert (await run("recurring", "trigger", "t", "daily"))[0] == 0
+    assert (await run("recurring", "resume", "t", "daily"))[0] == 0
+    code, out, _ = await run(
+        *(
+            "recurring",
+            "backfill",
+            "t",
+            "hourly",
+            "--from",
+            "2026-01-01T00:00:00Z",
+            "--until",
+            "2026-01-01T03:00:00Z",
+        ),
+        *("-o", "json"),
+    )
+    assert (code, len(json.loads(out))) == (0, 3)
+    assert (await run("recurring", "get", "t", "daily"))[0] == 0
+    assert (await run("recurring", "delete", "t", "daily", "hourly"))[0] == 0
+    assert (await run("recurring", "get", "t", "daily"))[0] == 4
+    assert (await run("recurring", "put", "t", "x", "--cron", "* * * * *", "--every", "1h"))[0] == 2
+
+
+async def test_a_crontab_and_periodic_tasks_of_celery_are_put(
+    client: postdate.Client, run: Run, tmp_path: Path
+):
+    crontab = tmp_path / "crontab"
+    crontab.write_text(CRONTAB)
+    for _ in range(2):
+        code, out, err = await run("import", "crontab", "jobs", str(crontab), "-o", "json")
+        assert (code, len(json.loads(out))) == (0, 4), err
+        assert "@reboot is left out" in err and "MAILTO" in err
+    assert len([each async for each in client.recurring.list("jobs")]) == 4
+    dump = tmp_path / "beat.json"
+    dump.write_text(json.dumps(DUMP))
+    code, out, err = await run("import", "celery-beat", "tasks", str(dump), "-o", "json")
+    assert (code, [each["name"] for each in json.loads(out)]) == (
+        0,
+        ["nightly", "every-10-s-d95aebc6"],
+    ) or err
+    states = {each.schedule.name: each.schedule async for each in client.recurring.list("tasks")}
+    assert json.loads(states["nightly"].payload) == {"task": "shop.report", "args": [1], "kwargs": {"a": 2}}
+
+
+CRONTAB = """\
+# jobs
+MAILTO=root
+CRON_TZ=Europe/Berlin
+0 9 * * 1-5   /usr/bin/report --daily
+@daily        backup.sh
+@reboot       start
+TZ="UTC"
+*/5 * * * *   poll
+*/5 * * * *   poll
+"""
+DUMP = [
+    {
+        "model": "django_celery_beat.crontabschedule",
+        "pk": 1,
+        "fields": {
+            "minute": "0",
+            "hour": "3",
+            "day_of_month": "*",
+            "month_of_year": "*",
+            "day_of_week": "mon, fri",
+            "timezone": "Europe/Berlin",
+        },
+    },
+    {"model": "django_celery_beat.intervalschedule", "pk": 2, "fields": {"every": 10, "period": "seconds"}},
+    {
+        "model": "django_celery_beat.periodictask",
+        "pk": 1,
+        "fields": {
+            "name": "nightly",
+            "task": "shop.report",
+            "crontab": 1,
+            "args": "[1]",
+            "kwargs": '{"a": 2}',
+        },
+    },
+    {
+        "model": "django_celery_beat.periodictask",
+        "pk": 2,
+        "fields": {"name": "every 10 s", "task": "shop.poll", "interval": 2, "enabled": False},
+    },
+    {
+        "model": "django_celery_beat.periodictask",
+        "pk": 3,
+        "fields": {"name": "dawn", "task": "t", "solar": 1},
+    },
+]
+
+
+def test_lines_of_a_crontab():
+    found = crontab_schedules(CRONTAB.splitlines(), "Asia/Tokyo")
+    assert [(each.cron, each.time_zone) for each in found] == [
+        ("0 9 * * 1-5", "Europe/Berlin"),
+        ("0 0 * * *", "Europe/Berlin"),
+        ("*/5 * * * *", "UTC"),
+        ("*/5 * * * *", "UTC"),
+    ]
+    assert len({each.name for each in found}) == 4
+    (system,) = crontab_schedules(["1 2 * * * root cd / && run-parts /etc/cron.daily"], "UTC", system=True)
+    assert system.payload == b"cd / && run-parts /etc/cron.daily"
+
+
+def test_periodic_tasks_of_celery():
+    cron, interval = celery_schedules(DUMP, "UTC")
+    assert (cron.cron, cron.time_zone, cron.paused) == ("0 3 * * mon,fri", "Europe/Berlin", False)
+    assert (interval.interval, interval.paused) == (timedelta(seconds=10), True)
+
+
+def test_lines_of_schedules_come_back_as_they_were():
+    schedule = postdate.RecurringSchedule(
+        name="s",
+        times=(datetime(2030, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)),
+        start=datetime(2029, 1, 1, tzinfo=UTC),
+        jitter=timedelta(seconds=1),
+        payload=b"\xff",
+        properties={"a": "b"},
+        paused=True,
+        overdue=postdate.RecurringOverdue.NONE,
+        ttl=timedelta(seconds=2),
+    )
+    assert schedule_of_line(schedule_line(schedule)) == schedule
+    for line in ("[]", '{"name": "x", "crom": 1}', '{"name": "x", "payload": "a", "payload_base64": "YQ=="}'):
+        with pytest.raises(ValueError, match="it "):
+            schedule_of_line(line)
