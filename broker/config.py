@@ -131,9 +131,6 @@ class BrokerConfig:
     subscriptions_per_topic_max: int = setting(
         10_000, count(1, 1_000_000, "Maximum number of subscriptions per topic.")
     )
-    recurring_per_topic_max: int = setting(
-        10_000, count(1, 1_000_000, "Maximum number of recurring schedules per topic.")
-    )
     consumers_per_subscription_max: int = setting(
         1_000, count(1, 1_000_000, "Maximum number of connected consumers per subscription.")
     )

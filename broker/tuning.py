@@ -23,6 +23,8 @@ class Tuning:
     batch_messages_max: int = 5_000
     ack_entries_max: int = 10_000
     schedule_names_max: int = 5_000
+    recurring_per_topic_max: int = 10_000
+    recurring_message_bytes_max: int = 64 * KIB  # definitions are in memory
     request_bytes_max: int = 0  # 0: `BrokerConfig` derives it, as the next one
     frame_bytes_max: int = 0
     http_connections_max: int = 256

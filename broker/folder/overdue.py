@@ -88,7 +88,7 @@ class Overdue:
         self._patience = patience
         self._last_alive_ms = 0
         self.absences: tuple[Absence, ...] = ()
-        """When nobody was there, as far as it is not dealt with; nothing if nobody asks for it."""
+        """Times at which nobody was there, as far as they are not dealt with; nothing if nobody asks for it."""
         self._written: Alive | None = None  # what the file says, if it is there
         self._synced_ns = 0
 

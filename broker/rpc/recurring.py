@@ -19,8 +19,8 @@ from broker.rpc.decode import decode_produce
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.request_ids import RequestIds
 from broker.settings import DAY_MS
-from broker.storage.recurring import RecurringState
-from broker.storage.recurring_values import INTERVAL_MS_MIN, TIMES_MAX, Definition, OverdueRuns, Rule
+from broker.storage.recurring import RecurringStanding
+from broker.storage.recurring_values import INTERVAL_MS_MIN, TIMES_MAX, Definition, OverdueRuns, RecurringRule
 from broker.topics.recurrence import check_rule, next_after, occurrence, occurrences, zone_of
 from broker.topics.topic import Topic
 from postdate_api.v1 import producer_pb2, schedule_pb2
@@ -232,10 +232,19 @@ class RecurringCalls:
                 )
         request = producer_pb2.ProduceRequest(topic=topic, messages=[message])
         decode_produce(request.SerializeToString(), self._broker.config)
-        return message.SerializeToString(deterministic=True)
+        encoded = message.SerializeToString(deterministic=True)
+        limit = self._broker.config.tuning.recurring_message_bytes_max
+        if len(encoded) > limit:
+            raise InvalidRequest(
+                f"The message of a recurring schedule has {len(encoded)} bytes, over the limit of {limit}",
+                field="schedule.message",
+                reason="RECURRING_MESSAGE_TOO_LARGE",
+                limit=limit,
+            )
+        return encoded
 
 
-def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> Rule:
+def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> RecurringRule:
     zone = schedule.time_zone or "UTC"
     match schedule.WhichOneof("recurrence"):
         case "cron":
@@ -245,7 +254,7 @@ def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> Rule:
                     field="schedule.cron",
                     reason="INVALID_CRON",
                 )
-            return Rule(cron=schedule.cron or " ", zone=zone)
+            return RecurringRule(cron=schedule.cron or " ", zone=zone)
         case "interval_ms":
             if not INTERVAL_MS_MIN <= schedule.interval_ms <= DELIVER_AT_MS_MAX:
                 raise InvalidRequest(
@@ -253,7 +262,7 @@ def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> Rule:
                     field="schedule.interval_ms",
                     reason="INVALID_INTERVAL_MS",
                 )
-            return Rule(interval_ms=schedule.interval_ms, zone=zone)
+            return RecurringRule(interval_ms=schedule.interval_ms, zone=zone)
         case "times":
             times = tuple(schedule.times.times_ms)
             rises = all(before < after for before, after in itertools.pairwise(times))
@@ -265,7 +274,7 @@ def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> Rule:
                     field="schedule.times.times_ms",
                     reason="INVALID_TIMES",
                 )
-            return Rule(times_ms=times, zone=zone)
+            return RecurringRule(times_ms=times, zone=zone)
         case _:
             raise InvalidRequest(
                 "The schedule does not say when it recurs: set cron, interval_ms or times",
@@ -284,7 +293,7 @@ def _checked_ms(time_ms: int, field: str) -> int:
     return time_ms
 
 
-def _schedule_of(name: str, state: RecurringState) -> schedule_pb2.RecurringSchedule:
+def _schedule_of(name: str, state: RecurringStanding) -> schedule_pb2.RecurringSchedule:
     definition, rule = state.definition, state.definition.rule
     schedule = schedule_pb2.RecurringSchedule(
         name=name,

@@ -77,6 +77,8 @@ if tag_of("messages", producer_pb2.ProduceRequest) != FRAME_TAG:
     raise LookupError("ProduceRequest.messages and Delivery.message have the same tag")
 
 SCHEDULE_KEY_TAG = tag_of("schedule_key", message_pb2.Message)
+_KEY_TAG = tag_of("key", message_pb2.Message)
+_TTL_TAG = tag_of("ttl_ms", message_pb2.Message)
 _PROPERTY_HEAD = bytes((tag_of("properties", message_pb2.Message),))
 PROPERTY_NAME_TAG, PROPERTY_VALUE_TAG = tags_of(message_pb2.Message.PropertiesEntry, "key", "value").values()
 _NAME_HEAD = bytes((PROPERTY_NAME_TAG,))
@@ -89,6 +91,18 @@ def property_field(name: bytes, value: bytes) -> bytes:
         (_NAME_HEAD, encode_varint(len(name)), name, _VALUE_HEAD, encode_varint(len(value)), value)
     )
     return b"".join((_PROPERTY_HEAD, encode_varint(len(entry)), entry))
+
+
+def key_and_ttl(message: bytes) -> tuple[bytes, int]:
+    """The key and the ttl_ms of a message, which is walked to its end. Raises Corrupt."""
+    view = memoryview(message)
+    key, ttl_ms = b"", 0
+    for tag, _, content, end in walk_fields(view):
+        if tag == _KEY_TAG:
+            key = bytes(view[content:end])
+        elif tag == _TTL_TAG:
+            ttl_ms, _ = varint_at(view, content)
+    return key, ttl_ms
 
 
 def body_at(frame: bytes) -> int:

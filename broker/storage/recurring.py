@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
-from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, START, Position
+from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, START, TIME_MS_MAX, Position
 from broker.storage.manifest import (
     check,
     check_id,
@@ -25,9 +23,15 @@ from broker.storage.manifest import (
     frame_message,
     parse_known,
 )
-from broker.storage.recurring_values import INTERVAL_MS_MIN, Definition, OverdueRuns, Progress, Rule
+from broker.storage.message_fields import key_and_ttl
+from broker.storage.recurring_values import (
+    INTERVAL_MS_MIN,
+    Definition,
+    OverdueRuns,
+    RecurringProgress,
+    RecurringRule,
+)
 from broker.storage.v1 import recurring_pb2 as pb
-from postdate_api.v1 import message_pb2
 
 MAGIC_RECURRING = b"PDMR"
 
@@ -37,7 +41,7 @@ class RecurringStep:
     """One schedule from a record on."""
 
     name: str
-    progress: Progress
+    progress: RecurringProgress
     """Its position is left open: `place` says it."""
     definition: Definition | None = None  # as before
     deleted: bool = False
@@ -45,11 +49,11 @@ class RecurringStep:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurringState:
+class RecurringStanding:
     """One schedule: what it is, and how far it has come."""
 
     definition: Definition
-    progress: Progress
+    progress: RecurringProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class RecurringImage:
     """All recurring schedules of a topic at one moment."""
 
     topic_id: int
-    by_name: Mapping[str, RecurringState]
+    by_name: Mapping[str, RecurringStanding]
 
     def encode(self) -> bytes:
         """The file."""
@@ -124,20 +128,22 @@ def _image_of(message: pb.RecurringFile) -> RecurringImage:
     return RecurringImage(message.topic_id, {entry.name: _state_of(entry) for entry in message.schedules})
 
 
-def _state_of(entry: pb.RecurringEntry) -> RecurringState:
+def _state_of(entry: pb.RecurringEntry) -> RecurringStanding:
     position = START
     if entry.ledger_id:
         check_ledger_id(entry.ledger_id)
         check(entry.entry_id <= ENTRY_ID_MAX, "an occurrence lies behind every ledger")
         position = Position(entry.ledger_id, entry.entry_id)
     progress = _progress_of(entry.after_ms, entry.ahead_ms, entry.deliver_at_ms, position)
-    return RecurringState(_definition_of(entry.definition), progress)
+    return RecurringStanding(_definition_of(entry.definition), progress)
 
 
-def _progress_of(after_ms: int, ahead_ms: int, deliver_at_ms: int, position: Position) -> Progress:
+def _progress_of(after_ms: int, ahead_ms: int, deliver_at_ms: int, position: Position) -> RecurringProgress:
     has_order = after_ms < ahead_ms <= deliver_at_ms or ahead_ms == deliver_at_ms == 0
     check(has_order, "the times of a schedule are out of order")
-    return Progress(checked_time(after_ms), checked_time(ahead_ms), checked_time(deliver_at_ms), position)
+    return RecurringProgress(
+        checked_time(after_ms), checked_time(ahead_ms), checked_time(deliver_at_ms), position
+    )
 
 
 def _definition_to_record(definition: Definition) -> pb.RecurringDefinition:
@@ -166,12 +172,10 @@ def _definition_of(record: pb.RecurringDefinition) -> Definition:
     check(list(times_ms) == sorted(set(times_ms)), "the times of a list do not rise")
     check(bool(record.zone), "a schedule has no zone")
     check(0 <= record.jitter_ms <= DELIVER_AT_MS_MAX, "a jitter out of range")
-    try:
-        message_pb2.Message.FromString(record.message)
-    except DecodeError as error:
-        raise ValueError(f"the message of a schedule cannot be read: {error}") from error
+    _, ttl_ms = key_and_ttl(record.message)
+    check(ttl_ms <= TIME_MS_MAX, "the time to live of a message out of range")
     return Definition(
-        Rule(record.cron, record.interval_ms, times_ms, record.zone),
+        RecurringRule(record.cron, record.interval_ms, times_ms, record.zone),
         record.message,
         checked_time(record.start_ms),
         checked_time(record.end_ms),

@@ -20,8 +20,8 @@ class OverdueRuns(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """When a schedule recurs: exactly one of the three."""
+class RecurringRule:
+    """Times of a schedule: exactly one of the three."""
 
     cron: str = ""
     interval_ms: int = 0
@@ -31,9 +31,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What an operator says of a schedule."""
+    """A schedule as an operator puts it."""
 
-    rule: Rule
+    rule: RecurringRule
     message: bytes  # the wire form of a message without times and schedule key
     start_ms: int = 0  # no occurrence before it; an interval counts from it
     end_ms: int = 0  # no occurrence from it on; 0: never
@@ -43,8 +43,8 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a schedule has come."""
+class RecurringProgress:
+    """Place that a schedule has come to."""
 
     after_ms: int  # every occurrence up to it was dealt with before the one that is stored ahead
     ahead_ms: int = 0  # the occurrence that is stored ahead; 0: none is

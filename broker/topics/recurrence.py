@@ -31,7 +31,7 @@ import google_crc32c
 
 from broker.errors import InvalidRequest
 from broker.model import DELIVER_AT_MS_MAX
-from broker.storage.recurring_values import Definition, OverdueRuns, Progress, Rule
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress, RecurringRule
 
 if TYPE_CHECKING:
     from cronsim import CronSim
@@ -47,7 +47,7 @@ _LEAST_APART = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class DueOccurrence:
     """One time of a schedule, and when it is delivered."""
 
     time_ms: int
@@ -56,19 +56,19 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a schedule stores now, and what it stores ahead."""
+    """Occurrences that a schedule stores now, and the one that it stores ahead."""
 
-    now: tuple[Occurrence, ...]
-    ahead: Occurrence | None
+    now: tuple[DueOccurrence, ...]
+    ahead: DueOccurrence | None
     """None: there is no next one, or more of those that are due are left for the next record."""
-    progress: Progress
+    progress: RecurringProgress
     dropped: int = 0
     """Occurrences left out by the schedule's `overdue`, as far as they were counted: 0 or 1 for a span of them."""
     is_partial: bool = False
     """There is more to store at once."""
 
 
-def check_rule(rule: Rule) -> None:
+def check_rule(rule: RecurringRule) -> None:
     """Raise InvalidRequest for a cron that cannot be read or never comes, or a zone that is not there."""
     try:
         zone_of(rule.zone)
@@ -136,20 +136,20 @@ def last_within(definition: Definition, after_ms: int, through_ms: int) -> int |
         span_ms *= 2
 
 
-def occurrence(name: str, definition: Definition, time_ms: int) -> Occurrence:
+def occurrence(name: str, definition: Definition, time_ms: int) -> DueOccurrence:
     """An occurrence with its jitter (RECURRENCE-2)."""
     if not definition.jitter_ms:
-        return Occurrence(time_ms, time_ms)
+        return DueOccurrence(time_ms, time_ms)
     following = next_after(definition, time_ms)
     span_ms = (
         definition.jitter_ms + 1 if following is None else min(definition.jitter_ms + 1, following - time_ms)
     )
     # The high bits of a product: crc32c alone maps rising times to rising differences.
     chance = google_crc32c.value(f"{name}/{time_ms}".encode()) * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF
-    return Occurrence(time_ms, min(time_ms + chance * span_ms // (1 << 32), DELIVER_AT_MS_MAX))
+    return DueOccurrence(time_ms, min(time_ms + chance * span_ms // (1 << 32), DELIVER_AT_MS_MAX))
 
 
-def plan_due(name: str, definition: Definition, progress: Progress, now_ms: int, limit: int) -> Due:
+def plan_due(name: str, definition: Definition, progress: RecurringProgress, now_ms: int, limit: int) -> Due:
     """Decide what is stored of a schedule whose stored occurrence, if there was one, is due.
 
     `limit`: so many at most at once, beside the one ahead.
@@ -163,16 +163,18 @@ def plan_due(name: str, definition: Definition, progress: Progress, now_ms: int,
         if definition.overdue is OverdueRuns.ONE:
             last = last_within(definition, through_ms, now_ms)
             begin_ms = now_ms if last is None else last - 1
-    due: list[Occurrence] = []
+    due: list[DueOccurrence] = []
     for time_ms in occurrences(definition, begin_ms):
         if time_ms > now_ms:
             ahead = occurrence(name, definition, time_ms)
             after_ms = max(through_ms, due[-1].time_ms if due else begin_ms)
-            return Due(tuple(due), ahead, Progress(after_ms, ahead.time_ms, ahead.deliver_at_ms), dropped)
+            return Due(
+                tuple(due), ahead, RecurringProgress(after_ms, ahead.time_ms, ahead.deliver_at_ms), dropped
+            )
         if len(due) == limit:
-            return Due(tuple(due), None, Progress(due[-1].time_ms), dropped, is_partial=True)
+            return Due(tuple(due), None, RecurringProgress(due[-1].time_ms), dropped, is_partial=True)
         due.append(occurrence(name, definition, time_ms))
-    return Due(tuple(due), None, Progress(due[-1].time_ms if due else begin_ms), dropped)
+    return Due(tuple(due), None, RecurringProgress(due[-1].time_ms if due else begin_ms), dropped)
 
 
 # -- crons ---------------------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def _wall_after(text: str, wall: datetime) -> datetime | None:
         return None
 
 
-def _cron_after(rule: Rule, after_ms: int) -> int | None:
+def _cron_after(rule: RecurringRule, after_ms: int) -> int | None:
     zone, seconds = zone_of(rule.zone), max(0, after_ms // 1_000)
     if seconds >= _LAST_SECOND:
         return None

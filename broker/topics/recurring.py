@@ -17,17 +17,17 @@ from dataclasses import replace
 from broker.model import START, Position
 from broker.storage.manifest import TopicImage
 from broker.storage.records import Record, Recurred
-from broker.storage.recurring import RecurringImage, RecurringState, RecurringStep
+from broker.storage.recurring import RecurringImage, RecurringStanding, RecurringStep
 from broker.storage.recurring_values import OverdueRuns
 from broker.topics.component import Capture, NewFile, not_applied
 
 
-class Recurring:
+class TopicRecurring:
     """See the module's description."""
 
     def __init__(self, image: RecurringImage | None = None, file: str = "") -> None:
         """`file`: its name in `cursors/`, of which `image` is the content."""
-        self._by_name: dict[str, RecurringState] = dict(image.by_name) if image else {}
+        self._by_name: dict[str, RecurringStanding] = dict(image.by_name) if image else {}
         self._names: list[str] | None = None  # sorted; None: to be sorted
         self._choosy = sum(map(_is_choosy, self._by_name.values()))
         self._changed = False
@@ -39,7 +39,7 @@ class Recurring:
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
 
-    def get(self, name: str) -> RecurringState | None:
+    def get(self, name: str) -> RecurringStanding | None:
         """The schedule of that name."""
         return self._by_name.get(name)
 
@@ -75,7 +75,7 @@ class Recurring:
         if before is None:
             self._names = None
         progress = replace(step.progress, position=_position(step, record))
-        state = self._by_name[step.name] = RecurringState(definition, progress)
+        state = self._by_name[step.name] = RecurringStanding(definition, progress)
         self._choosy += _is_choosy(state)
 
     def capture(self, image: TopicImage) -> Capture:
@@ -93,12 +93,12 @@ class Recurring:
 
 
 def _position(step: RecurringStep, record: Recurred) -> Position:
-    """Where the occurrence that is stored ahead lies (RECURRING-2)."""
+    """Return the place of the occurrence that is stored ahead (RECURRING-2)."""
     produced = record.produced
     if produced is None or not step.progress.ahead_ms or not produced.times[step.place]:
         return START
     return Position(produced.ledger_id, produced.first_entry_id + step.place)
 
 
-def _is_choosy(state: RecurringState) -> bool:
+def _is_choosy(state: RecurringStanding) -> bool:
     return state.definition.overdue is not OverdueRuns.ALL and not state.definition.paused

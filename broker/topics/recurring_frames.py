@@ -9,10 +9,9 @@ import numpy as np
 
 from broker.model import Batch, KeySpans
 from broker.storage import schedule_hash
-from broker.storage.message_fields import FRAME_HEAD, SCHEDULE_KEY_TAG, property_field
+from broker.storage.message_fields import FRAME_HEAD, SCHEDULE_KEY_TAG, key_and_ttl, property_field
 from broker.storage.varint import encode_varint
-from broker.topics.recurrence import Occurrence
-from postdate_api.v1 import message_pb2
+from broker.topics.recurrence import DueOccurrence
 
 PREFIX = "postdate.schedule."
 NAME = PREFIX + "name"
@@ -57,17 +56,17 @@ class OccurrenceBatch:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def add(self, name: str, message: bytes, occurrences: Sequence[Occurrence]) -> int:
+    def add(self, name: str, message: bytes, occurrences: Sequence[DueOccurrence]) -> int:
         """Add occurrences of a schedule; returns the place of the first."""
         place = len(self._frames)
-        fields = message_pb2.Message.FromString(message)
-        key_hash = (google_crc32c.value(fields.key.encode()) or 1) if fields.key else 0
+        key, ttl_ms = key_and_ttl(message)
+        key_hash = (google_crc32c.value(key) or 1) if key else 0
         for occurrence in occurrences:
             frame = occurrence_frame(name, message, occurrence.time_ms)
             self._frames.append(frame)
             self._keys.append(occurrence_key(name, occurrence.time_ms).encode())
             self._times.append(occurrence.deliver_at_ms)
-            self._ttls.append(fields.ttl_ms)
+            self._ttls.append(ttl_ms)
             self._key_hashes.append(key_hash)
             self.byte_count += len(frame)
         return place

@@ -32,12 +32,12 @@ from broker.runtime.supervise import Spawn, YieldBudget
 from broker.storage.alive import Absence
 from broker.storage.changes import Cancelled, Changed
 from broker.storage.records import Recurred
-from broker.storage.recurring import RecurringState, RecurringStep
-from broker.storage.recurring_values import Definition, OverdueRuns, Progress
+from broker.storage.recurring import RecurringStanding, RecurringStep
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress
 from broker.topics.recurrence import (
     OVERDUE_AFTER_MS,
     Due,
-    Occurrence,
+    DueOccurrence,
     next_after,
     occurrence,
     occurrences,
@@ -128,11 +128,13 @@ class RecurringSchedules:
         ]
         for first in range(0, len(missed), _BATCH_MESSAGES):
             some = missed[first : first + _BATCH_MESSAGES]
-            steps = tuple(RecurringStep(name, Progress(progress.ahead_ms)) for name, progress, _ in some)
+            steps = tuple(
+                RecurringStep(name, RecurringProgress(progress.ahead_ms)) for name, progress, _ in some
+            )
             self._submit(topic, steps, [waiting for _, _, waiting in some])
         self._counters.recurring_missed += len(missed)
 
-    def _is_left_out(self, state: RecurringState) -> bool:
+    def _is_left_out(self, state: RecurringStanding) -> bool:
         """Return whether an occurrence that is stored, and was missed, must not be delivered."""
         definition, progress, now_ms = state.definition, state.progress, self._clock.now_ms()
         if definition.paused or not 0 < progress.deliver_at_ms < now_ms - OVERDUE_AFTER_MS:
@@ -175,7 +177,7 @@ class RecurringSchedules:
             return
         waiting = self._withdrawn(topic, state)
         if waiting is not None and not common_entries(waiting.entries, topic.log.under_way.changing):
-            self._submit(topic, (RecurringStep(name, Progress(progress.after_ms)),), [waiting])
+            self._submit(topic, (RecurringStep(name, RecurringProgress(progress.after_ms)),), [waiting])
 
     def _plan(self, topic: Topic, name: str) -> None:
         """Put a schedule into the heap, under the time at which it is due."""
@@ -290,9 +292,9 @@ class RecurringSchedules:
         return looked
 
     def _planned(
-        self, topic: Topic, name: str, state: RecurringState, now_ms: int, messages_max: int
+        self, topic: Topic, name: str, state: RecurringStanding, now_ms: int, messages_max: int
     ) -> Due | None:
-        """What is stored of a schedule; None: nothing, now or ever."""
+        """Plan a schedule; None: there is nothing to store, now or ever."""
         definition, progress = state.definition, state.progress
         limit = max(1, min(messages_max, _BATCH_BYTES // (len(definition.message) + 1)))
         due = _checked(lambda: plan_due(name, definition, progress, now_ms, limit))
@@ -327,7 +329,7 @@ class RecurringSchedules:
             progress = before.progress
             is_due = progress.deliver_at_ms <= max(after_ms, self._unsent_after_ms(topic))
             after_ms = max(after_ms, progress.through_ms if is_due else progress.after_ms)
-        await self._change(topic, RecurringStep(name, Progress(after_ms), definition), waiting)
+        await self._change(topic, RecurringStep(name, RecurringProgress(after_ms), definition), waiting)
         return before is None
 
     async def pause(self, topic: Topic, name: str, *, paused: bool) -> None:
@@ -342,7 +344,7 @@ class RecurringSchedules:
             waiting = self._withdrawn(topic, self.state(topic, name))
             if not await self._wait_unchanged(topic, waiting):
                 break
-        await self._change(topic, RecurringStep(name, Progress(0), deleted=True), waiting)
+        await self._change(topic, RecurringStep(name, RecurringProgress(0), deleted=True), waiting)
 
     async def trigger(self, topic: Topic, name: str) -> tuple[Position, int]:
         """Store a message of a schedule now, and leave its times; returns its id and the time it names."""
@@ -376,7 +378,7 @@ class RecurringSchedules:
                 await self._store_past(topic, name, state.definition, times[first : first + _BATCH_MESSAGES])
         return times, rest_ms
 
-    def state(self, topic: Topic, name: str) -> RecurringState:
+    def state(self, topic: Topic, name: str) -> RecurringStanding:
         """The schedule of that name, or NotFound."""
         state = topic.recurring.get(name)
         if state is None:
@@ -387,13 +389,13 @@ class RecurringSchedules:
             )
         return state
 
-    def next_of(self, name: str, state: RecurringState) -> Occurrence | None:
+    def next_of(self, name: str, state: RecurringStanding) -> DueOccurrence | None:
         """The next occurrence of a schedule; None: there is none, or it is paused."""
         definition, progress, now_ms = state.definition, state.progress, self._clock.now_ms()
         if definition.paused:
             return None
         if progress.deliver_at_ms > now_ms:
-            return Occurrence(progress.ahead_ms, progress.deliver_at_ms)
+            return DueOccurrence(progress.ahead_ms, progress.deliver_at_ms)
         time_ms = _checked(lambda: next_after(definition, max(progress.through_ms, now_ms)))
         return None if time_ms is None else occurrence(name, definition, time_ms)
 
@@ -401,7 +403,7 @@ class RecurringSchedules:
         self, topic: Topic, name: str, definition: Definition, times: Iterable[int]
     ) -> list[Position]:
         batch = OccurrenceBatch()
-        batch.add(name, definition.message, [Occurrence(time_ms, 0) for time_ms in times])
+        batch.add(name, definition.message, [DueOccurrence(time_ms, 0) for time_ms in times])
         await self._wait_room()
         accepted = await topic.keyed.submit(batch.batch(), False)
         await asyncio.shield(accepted.durable)
@@ -413,13 +415,13 @@ class RecurringSchedules:
         ]
 
     def _check_room(self, topic: Topic) -> None:
-        limit = self._config.recurring_per_topic_max
+        limit = self._config.tuning.recurring_per_topic_max
         on_their_way = sum(
             topic_id == topic.topic_id and topic.recurring.get(name) is None for topic_id, name in self._held
         )
         if len(topic.recurring) + on_their_way >= limit:
             raise LimitReached(
-                f"Topic {topic.name!r} has {limit} recurring schedules, the limit (recurring_per_topic_max)",
+                f"Topic {topic.name!r} has {limit} recurring schedules, the limit",
                 reason="TOO_MANY_RECURRING",
                 limit=limit,
             )
@@ -456,18 +458,18 @@ class RecurringSchedules:
 
     # -- the occurrence that is stored ahead -----------------------------------------------------------------
 
-    def _withdrawn(self, topic: Topic, state: RecurringState | None) -> Waiting | None:
-        """What is cancelled when a schedule changes: what waits for its time."""
+    def _withdrawn(self, topic: Topic, state: RecurringStanding | None) -> Waiting | None:
+        """Return the message that a change of the schedule cancels: one that waits for its time."""
         waiting = None if state is None else self._waiting(topic, state.progress)
         if waiting is None or waiting.deliver_at_ms <= self._unsent_after_ms(topic):
             return None
         return waiting
 
     def _unsent_after_ms(self, topic: Topic) -> int:
-        """What is due after it was sent to nobody."""
+        """Return the time after which nothing was sent to anybody."""
         return max(topic.frontier_ms, topic.index.reached_ms)
 
-    def _waiting(self, topic: Topic, progress: Progress) -> Waiting | None:
+    def _waiting(self, topic: Topic, progress: RecurringProgress) -> Waiting | None:
         """The message that is stored ahead, if it is there and was not cancelled."""
         position = progress.position
         if position == START or topic.log.entry_count(position.ledger_id) is None:
@@ -488,7 +490,7 @@ class RecurringSchedules:
 
 
 def _merged(withdrawn: list[Waiting]) -> dict[int, Changed]:
-    """What a record says that cancels all of them."""
+    """Return the part of a record that cancels all of them."""
     ledgers: dict[int, list[tuple[int, int]]] = {}
     for waiting in withdrawn:
         ledgers.setdefault(waiting.position.ledger_id, []).append(
@@ -502,7 +504,7 @@ def _merged(withdrawn: list[Waiting]) -> dict[int, Changed]:
 
 
 def _checked(work: Callable[[], T]) -> T | None:
-    """What a rule says; None if it cannot be read here: a zone may be missing on this machine."""
+    """Return the answer of a rule; None if it cannot be read here: a zone may be missing on this machine."""
     try:
         return work()
     except (LookupError, ValueError, OSError):

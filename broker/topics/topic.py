@@ -66,7 +66,7 @@ from broker.topics.ledgers import Ledgers
 from broker.topics.plan import plan_produced
 from broker.topics.policies import subscription_services, without_delay_limits
 from broker.topics.producers import DedupMemory, Producers
-from broker.topics.recurring import Recurring
+from broker.topics.recurring import TopicRecurring
 from broker.topics.refusals import topic_not_found
 from broker.topics.schedule import Schedule
 from broker.topics.topic_index import IndexServices, TopicIndex
@@ -192,7 +192,7 @@ class Topic:
         )
         self.keys = TopicKeys(self, services.keys, image)
         self.producers = Producers(producers, image.producers_file)
-        self.recurring = Recurring(recurring, image.recurring_file)
+        self.recurring = TopicRecurring(recurring, image.recurring_file)
         self.counts = TopicCounts(
             self.log,
             self.ledgers.facts,

@@ -7,6 +7,7 @@ from broker.web.changes import change_message, show_change, show_job, start_chan
 from broker.web.cluster import show_cluster
 from broker.web.overview import show_overview
 from broker.web.owed import show_owed
+from broker.web.recurring import show_schedule, show_schedules
 from broker.web.scheduled import show_message, show_scheduled
 from broker.web.site import PageRoute, route
 from broker.web.timeline import show_timeline
@@ -23,6 +24,8 @@ ROUTES: list[PageRoute] = [
     route("POST", "/topics/{topic}/messages/{id}", change_message),
     route("GET", "/topics", topics.show_topics),
     route("GET", "/topics/{topic}", topics.show_topic),
+    route("GET", "/topics/{topic}/recurring", show_schedules),
+    route("GET", "/topics/{topic}/recurring/{name}", show_schedule),
     route("POST", "/topics/{topic}/subscriptions/{name}", topics.change_subscription),
     route("GET", "/topics/{topic}/subscriptions/{name}/skip", topics.show_skip),
     route("POST", "/topics/{topic}/subscriptions/{name}/skip", topics.skip_all),

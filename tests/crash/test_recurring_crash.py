@@ -17,7 +17,7 @@ import pytest
 from broker.folder.broker import Broker
 from broker.model import CANCELLED_MS
 from broker.storage.message_fields import body_at
-from broker.storage.recurring_values import Definition, Rule
+from broker.storage.recurring_values import Definition, RecurringRule
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -35,7 +35,11 @@ TOPIC = "orders"
 STRIDE = at_depth(change=60, deep=1)
 LIVED_ON = at_depth(change=240, deep=7)
 MESSAGE = message_pb2.Message(payload=b"x").SerializeToString()
-RULES = {"fast": Rule(interval_ms=1_000), "slow": Rule(interval_ms=7_000), "cron": Rule(cron="*/3 * * * * *")}
+RULES = {
+    "fast": RecurringRule(interval_ms=1_000),
+    "slow": RecurringRule(interval_ms=7_000),
+    "cron": RecurringRule(cron="*/3 * * * * *"),
+}
 CONFIG = small_config(
     ledger_max_entries=6, journal_group_bytes_max=1024, checkpoint_interval_ms=1_500, clock_recheck_ms=1_000
 )

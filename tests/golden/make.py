@@ -47,8 +47,8 @@ from broker.storage.records import (
     TopicCreated,
     TopicDeleted,
 )
-from broker.storage.recurring import RecurringImage, RecurringState
-from broker.storage.recurring_values import Definition, OverdueRuns, Progress, Rule
+from broker.storage.recurring import RecurringImage, RecurringStanding
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress, RecurringRule
 from broker.storage.segment import encode_header
 from broker.storage.sparse import as_bitmap, encode_present
 
@@ -303,21 +303,23 @@ def producers_image() -> ProducersImage:
 def recurring_image() -> RecurringImage:
     """A cron that waits for its next time, an interval that is paused, a list that is done."""
     cron = Definition(
-        Rule(cron="30 2 * * *", zone="Europe/Berlin"),
+        RecurringRule(cron="30 2 * * *", zone="Europe/Berlin"),
         b"\x0a\x01x",
         NOW_MS,
         NOW_MS + 86_400_000,
         5_000,
         OverdueRuns.NONE,
     )
-    interval = Definition(Rule(interval_ms=60_000), b"", paused=True)
-    listed = Definition(Rule(times_ms=(NOW_MS, NOW_MS + 1)), b"", overdue=OverdueRuns.ONE)
+    interval = Definition(RecurringRule(interval_ms=60_000), b"", paused=True)
+    listed = Definition(RecurringRule(times_ms=(NOW_MS, NOW_MS + 1)), b"", overdue=OverdueRuns.ONE)
     return RecurringImage(
         3,
         {
-            "cron": RecurringState(cron, Progress(NOW_MS, NOW_MS + 7, NOW_MS + 9, Position(12, 4))),
-            "interval": RecurringState(interval, Progress(NOW_MS + 5)),
-            "übung": RecurringState(listed, Progress(NOW_MS, NOW_MS + 1, NOW_MS + 1)),
+            "cron": RecurringStanding(
+                cron, RecurringProgress(NOW_MS, NOW_MS + 7, NOW_MS + 9, Position(12, 4))
+            ),
+            "interval": RecurringStanding(interval, RecurringProgress(NOW_MS + 5)),
+            "übung": RecurringStanding(listed, RecurringProgress(NOW_MS, NOW_MS + 1, NOW_MS + 1)),
         },
     )
 

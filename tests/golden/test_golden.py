@@ -32,7 +32,7 @@ from broker.storage.recurring import decode_recurring
 from broker.storage.sparse_files import GONE_FRAME, SparseFiles
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.producers import Producers
-from broker.topics.recurring import Recurring
+from broker.topics.recurring import TopicRecurring
 from tests.golden import make
 
 FOLDER = Path(__file__).parent
@@ -98,7 +98,7 @@ def test_producers() -> None:
 def test_recurring() -> None:
     image = decode_recurring(read("recurring-v1"), "")
     assert image == make.recurring_image()
-    assert Recurring(image).names() == ["cron", "interval", "übung"]
+    assert TopicRecurring(image).names() == ["cron", "interval", "übung"]
 
 
 def test_broker_manifest() -> None:

@@ -109,6 +109,10 @@ async def test_a_schedule_over_grpc(wire: Wire):
             "INVALID_RECURRING_MESSAGE",
         ),
         ({"interval_ms": 1_000, "message": message_pb2.Message(payload=bytes(2 << 20))}, "PAYLOAD_TOO_LARGE"),
+        (
+            {"interval_ms": 1_000, "message": message_pb2.Message(payload=bytes(64 << 10))},
+            "RECURRING_MESSAGE_TOO_LARGE",
+        ),
     ],
 )
 async def test_what_is_refused(wire: Wire, fields: dict[str, Any], reason: str):
@@ -218,7 +222,7 @@ async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Clien
     assert (code, len(json.loads(out))) == (0, 3)
     assert (await run("recurring", "get", "t", "daily"))[0] == 0
     assert (await run("recurring", "delete", "t", "daily", "hourly"))[0] == 0
-    assert (await run("recurring", "get", "t", "daily"))[0] == 4
+    assert (await run("recurring", "get", "t", "daily"))[0] == 3
     assert (await run("recurring", "put", "t", "x", "--cron", "* * * * *", "--every", "1h"))[0] == 2
 
 

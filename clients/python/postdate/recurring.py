@@ -47,7 +47,7 @@ class RecurringSchedule:
     jitter: timedelta = timedelta()
     """Each occurrence is delivered so much later at most, and before the next one."""
     overdue: RecurringOverdue = RecurringOverdue.ALL
-    """What becomes of occurrences that were missed."""
+    """Action on occurrences that were missed."""
     paused: bool = False
     """Nothing is stored for as long."""
     payload: bytes = b""
@@ -68,7 +68,7 @@ class RecurringState:
     next_time: datetime | None
     """Its next occurrence; None: there is none, or it is paused."""
     next_deliver_at: datetime | None
-    """When that is delivered, with its jitter."""
+    """Its delivery time, with its jitter."""
     next_id: MessageId | None
     """Its message, once it is stored: a moment after the one before was due."""
 
@@ -194,7 +194,7 @@ def to_message(schedule: RecurringSchedule) -> schedule_pb2.RecurringSchedule:
         start_ms=0 if schedule.start is None else epoch_ms(schedule.start, "start"),
         end_ms=0 if schedule.end is None else epoch_ms(schedule.end, "end"),
         jitter_ms=duration_ms(schedule.jitter, "jitter"),
-        overdue_action=schedule_pb2.RecurringOverdue.Value(f"RECURRING_OVERDUE_{schedule.overdue.name}"),
+        overdue_action=f"RECURRING_OVERDUE_{schedule.overdue.name}",
         paused=schedule.paused,
         message=message_pb2.Message.FromString(encoded),
     )

@@ -48,6 +48,7 @@ READERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "PurgeDeadLettersRequest": _CHOSEN,
     "RequeueDeadLettersRequest": _CHOSEN,
+    "RecurringTimes": {"recurring._rule_of": ("times_ms",)},
     "ScheduleFilter": {"schedule_requests.selected": ("due", "key_prefix")},
 }
 """By message: the functions that read fields of it without saying its type."""

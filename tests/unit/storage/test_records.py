@@ -47,7 +47,7 @@ from broker.storage.records import (
     decode_record,
 )
 from broker.storage.recurring import RecurringStep
-from broker.storage.recurring_values import Definition, Progress, Rule
+from broker.storage.recurring_values import Definition, RecurringProgress, RecurringRule
 from broker.storage.segment import encode_header
 from broker.storage.v1 import manifest_pb2 as pb
 from broker.testing.mem_vfs import MemVfs
@@ -113,7 +113,7 @@ def changes(*, moves: bool) -> st.SearchStrategy[dict[int, Changed]]:
 
 
 entry_maps = st.dictionaries(ledger_ids, bitmaps, max_size=4)
-STEP = RecurringStep("report", Progress(5))
+STEP = RecurringStep("report", RecurringProgress(5))
 
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
@@ -191,7 +191,7 @@ records: st.SearchStrategy[Record] = st.one_of(
         lambda count, ledgers, some: Recurred(
             1,
             tuple(
-                RecurringStep(name, Progress(5, 6, 7) if count else Progress(5), *rest)
+                RecurringStep(name, RecurringProgress(5, 6, 7) if count else RecurringProgress(5), *rest)
                 for name, *rest in some
             ),
             produced(count) if count else None,
@@ -202,7 +202,9 @@ records: st.SearchStrategy[Record] = st.one_of(
         st.lists(
             st.tuples(
                 names,
-                st.one_of(st.none(), st.builds(Definition, st.just(Rule(cron="* * * * *")), st.just(b""))),
+                st.one_of(
+                    st.none(), st.builds(Definition, st.just(RecurringRule(cron="* * * * *")), st.just(b""))
+                ),
             ),
             min_size=1,
             unique_by=lambda step: step[0],
@@ -468,20 +470,20 @@ def rows_with(column: str, value: int) -> Any:
         Recurred(1, (STEP, STEP)),
         Recurred(1, (replace(STEP, name=""),)),
         Recurred(1, (replace(STEP, place=1),), produced(1)),
-        Recurred(1, (replace(STEP, progress=Progress(5, 6, 7)),)),
-        Recurred(1, (replace(STEP, progress=Progress(6, 6, 7)),), produced()),
-        Recurred(1, (replace(STEP, progress=Progress(-1)),)),
+        Recurred(1, (replace(STEP, progress=RecurringProgress(5, 6, 7)),)),
+        Recurred(1, (replace(STEP, progress=RecurringProgress(6, 6, 7)),), produced()),
+        Recurred(1, (replace(STEP, progress=RecurringProgress(-1)),)),
         *(
             Recurred(1, (replace(STEP, definition=definition),))
             for definition in (
-                Definition(Rule(), b""),
-                Definition(Rule(cron="* * * * *", interval_ms=1_000), b""),
-                Definition(Rule(interval_ms=999), b""),
-                Definition(Rule(times_ms=(2, 1)), b""),
-                Definition(Rule(interval_ms=1_000, zone=""), b""),
-                Definition(Rule(interval_ms=1_000), b"no message"),
-                Definition(Rule(interval_ms=1_000), b"", jitter_ms=-1),
-                Definition(Rule(interval_ms=1_000), b"", overdue=0),  # type: ignore[arg-type]
+                Definition(RecurringRule(), b""),
+                Definition(RecurringRule(cron="* * * * *", interval_ms=1_000), b""),
+                Definition(RecurringRule(interval_ms=999), b""),
+                Definition(RecurringRule(times_ms=(2, 1)), b""),
+                Definition(RecurringRule(interval_ms=1_000, zone=""), b""),
+                Definition(RecurringRule(interval_ms=1_000), b"no message"),
+                Definition(RecurringRule(interval_ms=1_000), b"", jitter_ms=-1),
+                Definition(RecurringRule(interval_ms=1_000), b"", overdue=0),  # type: ignore[arg-type]
             )
         ),
         GivenBack(1, 1, ReturnReason.NACKED, -1, {}),

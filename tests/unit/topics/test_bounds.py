@@ -43,7 +43,7 @@ from broker.storage.manifest import (
 from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.records import Produced, Record, decode_record
 from broker.storage.recurring import MAGIC_RECURRING
-from broker.storage.recurring_values import Definition, OverdueRuns, Rule
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
 from broker.storage.v1 import manifest_pb2 as pb
 from broker.storage.v1 import recurring_pb2
 from broker.subscriptions import requests
@@ -152,9 +152,9 @@ async def use_everything(node: Node, name: str) -> None:
     inbox.detach()
     await control.pause(topic, topic.subscription("two"), paused=True)
     await topic.change_policy(TopicPolicy(default_ttl_ms=2 * HOUR_MS))
-    hourly = Rule(interval_ms=HOUR_MS)
-    cron = Rule(cron="0 3 * * *", zone="Europe/Berlin")
-    listed = Rule(times_ms=(node.clock.now_ms() + HOUR_MS,))
+    hourly = RecurringRule(interval_ms=HOUR_MS)
+    cron = RecurringRule(cron="0 3 * * *", zone="Europe/Berlin")
+    listed = RecurringRule(times_ms=(node.clock.now_ms() + HOUR_MS,))
     for schedule, rule in (("hourly", hourly), ("cron", cron), ("list", listed), ("gone", hourly)):
         definition = Definition(rule, b"", 1, 1 << 42, 5_000, OverdueRuns.ONE)
         await node.broker.recurring.put(topic, schedule, definition)

@@ -20,7 +20,7 @@ from broker.topics.component import Component
 from broker.topics.counts import TopicCounts
 from broker.topics.ledgers import Ledgers
 from broker.topics.producers import Producers
-from broker.topics.recurring import Recurring
+from broker.topics.recurring import TopicRecurring
 from broker.topics.topic import APPLIED_BY
 from broker.topics.topic_index import TopicIndex
 from broker.topics.topic_keys import TopicKeys
@@ -34,7 +34,7 @@ COMPONENTS = {
     "index": TopicIndex,
     "keys": TopicKeys,
     "producers": Producers,
-    "recurring": Recurring,
+    "recurring": TopicRecurring,
     "subscriptions": Subscriptions,
     "counts": TopicCounts,
 }

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest
-from broker.storage.recurring_values import Definition, OverdueRuns, Progress, Rule
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress, RecurringRule
 from broker.topics.recurrence import (
     OVERDUE_AFTER_MS,
     check_rule,
@@ -37,7 +37,7 @@ def moment(text: str, zone: str) -> int:
 
 def times(cron: str, zone: str, after: str, count: int) -> list[str]:
     """The next occurrences as local times with their offset."""
-    definition = Definition(Rule(cron=cron, zone=zone), b"")
+    definition = Definition(RecurringRule(cron=cron, zone=zone), b"")
     found = itertools.islice(occurrences(definition, moment(after, zone)), count)
     return [datetime.fromtimestamp(each / 1_000, ZoneInfo(zone)).isoformat()[5:] for each in found]
 
@@ -92,7 +92,7 @@ def test_each_minute_of_the_days_around_a_change(change: tuple[str, str], minute
     end_ms = start_ms + 3 * 86_400_000
     walls = [datetime.fromtimestamp(ms / 1_000, tz) for ms in range(start_ms, end_ms, MINUTE_MS)]
     # What a cron matches of naive wall-clock times is the library's business.
-    naive = Definition(Rule(cron=cron), b"")
+    naive = Definition(RecurringRule(cron=cron), b"")
     first = datetime.fromisoformat(day)
     last_ms = as_utc(first + timedelta(days=4))
     matching = {
@@ -119,7 +119,7 @@ def test_each_minute_of_the_days_around_a_change(change: tuple[str, str], minute
             seen |= due
             if due:
                 expected.append(wall)
-    definition = Definition(Rule(cron=cron, zone=zone), b"")
+    definition = Definition(RecurringRule(cron=cron, zone=zone), b"")
     found = list(itertools.takewhile(lambda ms: ms < end_ms, occurrences(definition, start_ms - 1)))
     assert found == [round(wall.timestamp() * 1_000) for wall in expected]
 
@@ -129,33 +129,33 @@ def as_utc(wall: datetime) -> int:
 
 
 def test_intervals_and_lists_with_a_start_and_an_end() -> None:
-    interval = Definition(Rule(interval_ms=10_000), b"", start_ms=5_000_000, end_ms=5_030_000)
+    interval = Definition(RecurringRule(interval_ms=10_000), b"", start_ms=5_000_000, end_ms=5_030_000)
     assert list(occurrences(interval, 0)) == [5_000_000, 5_010_000, 5_020_000]
     assert next_after(interval, 5_010_000) == 5_020_000
-    assert next_after(Definition(Rule(interval_ms=60_000), b""), 61_000) == 120_000
-    listed = Definition(Rule(times_ms=(10, 20, 30)), b"", start_ms=15)
+    assert next_after(Definition(RecurringRule(interval_ms=60_000), b""), 61_000) == 120_000
+    listed = Definition(RecurringRule(times_ms=(10, 20, 30)), b"", start_ms=15)
     assert list(occurrences(listed, 0)) == [20, 30]
 
 
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        (Rule(cron="* * *"), "INVALID_CRON"),
-        (Rule(cron="61 * * * *"), "INVALID_CRON"),
-        (Rule(cron="0 0 30 2 *"), "INVALID_CRON"),
-        (Rule(cron="@daily"), "INVALID_CRON"),
-        (Rule(cron="0 0 * * *", zone="Europe/Bonn"), "INVALID_TIME_ZONE"),
-        (Rule(cron="0 0 * * *", zone="../etc/passwd"), "INVALID_TIME_ZONE"),
+        (RecurringRule(cron="* * *"), "INVALID_CRON"),
+        (RecurringRule(cron="61 * * * *"), "INVALID_CRON"),
+        (RecurringRule(cron="0 0 30 2 *"), "INVALID_CRON"),
+        (RecurringRule(cron="@daily"), "INVALID_CRON"),
+        (RecurringRule(cron="0 0 * * *", zone="Europe/Bonn"), "INVALID_TIME_ZONE"),
+        (RecurringRule(cron="0 0 * * *", zone="../etc/passwd"), "INVALID_TIME_ZONE"),
     ],
 )
-def test_a_rule_that_cannot_be_read_is_refused(rule: Rule, reason: str) -> None:
+def test_a_rule_that_cannot_be_read_is_refused(rule: RecurringRule, reason: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_rule(rule)
     assert refusal.value.reason == reason
 
 
 def test_the_jitter_is_the_same_each_time_and_ends_before_the_next_occurrence() -> None:
-    definition = Definition(Rule(interval_ms=10_000), b"", jitter_ms=60_000)
+    definition = Definition(RecurringRule(interval_ms=10_000), b"", jitter_ms=60_000)
     delays = []
     for time_ms in itertools.islice(occurrences(definition, 0), 200):
         one = occurrence("report", definition, time_ms)
@@ -166,23 +166,23 @@ def test_the_jitter_is_the_same_each_time_and_ends_before_the_next_occurrence() 
         occurrence("other", definition, time_ms).deliver_at_ms for time_ms in range(10_000, 30_000, 10_000)
     ]
     assert other != [10_000 + delays[0], 20_000 + delays[1]]
-    short = Definition(Rule(interval_ms=10_000), b"", jitter_ms=5)
+    short = Definition(RecurringRule(interval_ms=10_000), b"", jitter_ms=5)
     assert {occurrence("x", short, ms).deliver_at_ms - ms for ms in range(0, 10_000_000, 10_000)} == set(
         range(6)
     )
 
 
 def test_the_last_one_of_a_month_of_seconds_is_found_at_once() -> None:
-    definition = Definition(Rule(cron="* * * * * *"), b"")
+    definition = Definition(RecurringRule(cron="* * * * * *"), b"")
     assert last_within(definition, 0, 2_592_000_500) == 2_592_000_000
     assert last_within(definition, 5_000, 5_999) is None
-    assert last_within(Definition(Rule(times_ms=(10, 2_000)), b""), 0, 1_999) == 10
+    assert last_within(Definition(RecurringRule(times_ms=(10, 2_000)), b""), 0, 1_999) == 10
 
 
 def plan(overdue: OverdueRuns, late_ms: int, limit: int = 100) -> tuple[list[int], int, int]:
-    """What is stored now, the next one, and the progress, of a schedule a minute whose last one was at 0."""
-    definition = Definition(Rule(interval_ms=MINUTE_MS), b"", overdue=overdue)
-    progress = Progress(0, MINUTE_MS, MINUTE_MS)
+    """Return the occurrences stored now, the next one, and the progress, of a schedule a minute whose last one was at 0."""
+    definition = Definition(RecurringRule(interval_ms=MINUTE_MS), b"", overdue=overdue)
+    progress = RecurringProgress(0, MINUTE_MS, MINUTE_MS)
     due = plan_due("a", definition, progress, MINUTE_MS + late_ms, limit)
     return (
         [each.time_ms // MINUTE_MS for each in due.now],
@@ -211,8 +211,8 @@ def test_what_is_stored_when_an_occurrence_is_due() -> None:
 )
 def test_no_record_skips_or_repeats_an_occurrence(late_ms: int, overdue: OverdueRuns, limit: int) -> None:
     """Also where several records follow each other, and a crash takes the last of them: each begins where one ended."""
-    definition = Definition(Rule(cron="*/20 * * * * *"), b"", overdue=overdue)
-    progress, now_ms = Progress(0, 20_000, 20_000), 20_000 + late_ms
+    definition = Definition(RecurringRule(cron="*/20 * * * * *"), b"", overdue=overdue)
+    progress, now_ms = RecurringProgress(0, 20_000, 20_000), 20_000 + late_ms
     stored = [20_000]
     while True:
         due = plan_due("a", definition, progress, now_ms, limit)

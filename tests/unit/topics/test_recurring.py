@@ -13,7 +13,7 @@ import pytest
 from broker.errors import LimitReached, NotFound
 from broker.policy import DELAYED_DISABLED, TopicPolicy
 from broker.storage.message_fields import body_at
-from broker.storage.recurring_values import Definition, OverdueRuns, Rule
+from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
@@ -26,8 +26,8 @@ TOPIC = "orders"
 MESSAGE = message_pb2.Message(
     payload=b"x", key="k", properties={"a": "b"}, ttl_ms=3_600_000
 ).SerializeToString()
-SECONDS = Definition(Rule(interval_ms=1_000), MESSAGE)
-MINUTES = Definition(Rule(interval_ms=60_000), MESSAGE)
+SECONDS = Definition(RecurringRule(interval_ms=1_000), MESSAGE)
+MINUTES = Definition(RecurringRule(interval_ms=60_000), MESSAGE)
 
 
 def run(scenario: Callable[[Node, SimClock], Awaitable[None]], **settings: object) -> None:
@@ -93,7 +93,7 @@ def test_changes_cancel_what_is_stored_ahead() -> None:
         await recurring.pause(topic, "a", paused=False)
         await asyncio.sleep(1)
         assert seconds(inbox) == [1, 5]
-        await put(node, "a", Definition(Rule(interval_ms=10_000), MESSAGE))
+        await put(node, "a", Definition(RecurringRule(interval_ms=10_000), MESSAGE))
         await asyncio.sleep(0.1)
         assert await waiting(node) == [10]
         await asyncio.sleep(6)
@@ -193,7 +193,7 @@ def test_a_short_restart_makes_late_and_leaves_nothing_out() -> None:
 def test_a_clock_that_is_stepped_repeats_and_skips_nothing() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         inbox = await node.subscribe(TOPIC, "all")
-        await put(node, "a", Definition(Rule(interval_ms=10_000), MESSAGE))
+        await put(node, "a", Definition(RecurringRule(interval_ms=10_000), MESSAGE))
         await asyncio.sleep(25)
         clock.step(-12_000)  # back over an occurrence that was delivered
         await asyncio.sleep(30)  # 43
@@ -206,7 +206,7 @@ def test_a_clock_that_is_stepped_repeats_and_skips_nothing() -> None:
 
 def test_a_zone_that_changes_its_rules_moves_what_is_stored_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
-        await put(node, "a", Definition(Rule(cron="0 12 * * *", zone="Europe/Berlin"), MESSAGE))
+        await put(node, "a", Definition(RecurringRule(cron="0 12 * * *", zone="Europe/Berlin"), MESSAGE))
         await asyncio.sleep(1)
         assert await waiting(node) == [11 * 3_600]
         await node.stop()
@@ -273,7 +273,8 @@ def test_the_number_of_schedules_is_limited() -> None:
             *(put(node, f"s{number}", MINUTES) for number in range(5)), return_exceptions=True
         )
         assert results[:3] == [True] * 3
-        assert all(isinstance(each, LimitReached) for each in results[3:])
+        refused = [each.reason for each in results[3:] if isinstance(each, LimitReached)]
+        assert refused == ["TOO_MANY_RECURRING"] * 2
         assert not await put(node, "s0", MINUTES)
         await node.broker.recurring.delete(node.topic(TOPIC), "s0")
         assert await put(node, "s4", MINUTES)
@@ -284,7 +285,9 @@ def test_the_number_of_schedules_is_limited() -> None:
 def test_schedules_survive_checkpoints_and_go_with_their_topic() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         for number in range(20):
-            await put(node, f"s{number}", Definition(Rule(interval_ms=1_000), MESSAGE, jitter_ms=500))
+            await put(
+                node, f"s{number}", Definition(RecurringRule(interval_ms=1_000), MESSAGE, jitter_ms=500)
+            )
         for _ in range(3):
             await asyncio.sleep(2)
             await node.checkpoint()

@@ -316,6 +316,7 @@ def put_all(
         rows: list[dict[str, Any]] = []
         async with settings.client() as client:
             for schedule in schedules:
+                next_time: datetime | None
                 try:
                     if dry_run:
                         (following,) = await client.recurring.preview(topic, schedule, count=1)
@@ -361,7 +362,7 @@ def _row(state: postdate.RecurringState) -> dict[str, Any]:
 
 
 def _record(state: postdate.RecurringState) -> dict[str, Any]:
-    fields = json.loads(schedule_line(state.schedule))
+    fields: dict[str, Any] = json.loads(schedule_line(state.schedule))
     return fields | {
         "next_time": None if state.next_time is None else state.next_time.isoformat(),
         "next_deliver_at": None if state.next_deliver_at is None else state.next_deliver_at.isoformat(),

@@ -67,6 +67,9 @@ def schedule_of_line(line: str) -> RecurringSchedule:
     payload = fields.get("payload", "").encode()
     if "payload_base64" in fields:
         payload = base64.b64decode(fields["payload_base64"], validate=True)
+    given: dict[str, Any] = {name: fields[name] for name in _TEXTS if name in fields}
+    given |= {name: parse_time(fields[name]) for name in _TIMES if name in fields}
+    given |= {name: fields[f"{name}_ms"] * _MS for name in _DURATIONS if f"{name}_ms" in fields}
     return RecurringSchedule(
         name=fields["name"],
         times=tuple(map(parse_time, fields.get("times", ()))),
@@ -74,7 +77,5 @@ def schedule_of_line(line: str) -> RecurringSchedule:
         paused=bool(fields.get("paused", False)),
         payload=payload,
         properties=fields.get("properties", {}),
-        **{name: fields[name] for name in _TEXTS if name in fields},
-        **{name: parse_time(fields[name]) for name in _TIMES if name in fields},
-        **{name: fields[f"{name}_ms"] * _MS for name in _DURATIONS if f"{name}_ms" in fields},
+        **given,
     )
