@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from benchmarks.pending import MONTH_DELAY
 from benchmarks.processes import Broker, Client, Setup
 from benchmarks.scenarios import Figures, Scenario, load, use
@@ -32,6 +35,23 @@ def produce_keys(setup: Setup) -> Figures:
         return {**client.run(), **use(client)}
 
 
+def recurring(setup: Setup) -> Figures:
+    """Schedules that each recur once a minute, spread over its seconds; memory of the broker for one."""
+    count, memory = setup.sized(10_000), {}
+    with Broker(setup, "recurring-10k") as broker:
+
+        def note(name: str) -> Callable[[], None]:
+            def look() -> None:
+                time.sleep(3)  # it never rests: schedules are due each second
+                memory[name] = broker.memory_bytes()["RssAnon"]
+
+            return look
+
+        client = Client(setup, broker, "recurring", count=count, seconds=setup.seconds(30.0))
+        result = client.run(on_phase={"empty": note("empty"), "full": note("full")})
+        return {**result, "bytes_each": (memory["full"] - memory["empty"]) / count, **use(client)}
+
+
 def _cancel(setup: Setup, by: str) -> Figures:
     with Broker(setup, f"cancel-{by}") as broker:
         rest_seconds = 2 if setup.quick else 10
@@ -45,4 +65,5 @@ SCENARIOS: dict[str, Scenario] = {
     "cancel-filter": cancel_filter,
     "list-10m": list_10m,
     "produce-keys": produce_keys,
+    "recurring-10k": recurring,
 }

@@ -102,6 +102,19 @@ ROWS = (
         0.6,
         "more",
     ),
+    Row(
+        "recurring-10k",
+        "recurring-10k",
+        "late_p99_ms",
+        "ms",
+        "10,000 recurring schedules once a minute, 167 each second: 99th percentile of the lateness",
+        None,
+        "less",
+    ),
+    Row(
+        "recurring-10k-put", "recurring-10k", "put_rate", "put/s", "the same: schedules put, 64 calls at once"
+    ),
+    Row("recurring-10k-memory", "recurring-10k", "bytes_each", "B", "the same: memory for one", None, "less"),
     Row("produce-keys-rate", "produce-keys", "rate", "msg/s", "the same: the rate with keys"),
     Row(
         "list-page",

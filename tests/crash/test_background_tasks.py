@@ -72,6 +72,9 @@ TASKS = {
     "compaction leases": Row(LASTS),
     "rates of the last hour": Row(LASTS),
     "rewrites of ledgers": Row(LASTS, {"LedgerRewrites._rewrite": READ}, runs_here=False),
+    "recurring schedules": Row(LASTS),
+    # What is refused is tried again: tests/unit/topics/test_recurring.py.
+    "recurring schedules of topic *": Row(ENDS, {"RecurringSchedules._store_held": READ}, runs_here=False),
     "overdue messages": Row(ENDS, {"Overdue._sweep_topic": READ}),
     "signs of life": Row(LASTS, {"Patience.wait_done": Kind.DISK}),
     "wall clock": Row(LASTS),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
 from tests.harness import Outgoing
-from tests.unit.web.conftest import Pages
+from tests.unit.web.conftest import MakePages
 
 
-async def test_schedules_and_the_next_ten_times_of_one(pages: Pages) -> None:
+async def test_schedules_and_the_next_ten_times_of_one(make_pages: MakePages) -> None:
+    pages = await make_pages()
     await pages.produce("orders", Outgoing(b"x"))
     topic = pages.broker.registry.topic("orders")
     assert "None" in await pages.get("/topics/orders/recurring")
