@@ -71,7 +71,7 @@ MUTANTS = {
         "        self._all = [*(each for each in all_of if each), entries]\n"
         "        self._deadlines.put(deadline_ns, entries)\n        self._none_before_ns",
         "tests/wire/test_subscribe.py"
-        "::test_another_topic_s_produce_is_as_quick_beside_ten_thousand_leases_extended_one_by_one_as_beside_few",
+        "::test_another_topic_s_produce_is_as_quick_beside_thousands_of_leases_extended_one_by_one_as_beside_few",
     ),
     "the reason of a nack is not logged": Mutant(
         "broker/subscriptions/requests.py",
