@@ -67,10 +67,6 @@ NAMED = {
         "tests/unit/topics/test_counters.py",
         "test_what_pacing_holds_back_is_shown_and_counted_apart",
     ),
-    "postdate_recurring_stored": (
-        "tests/unit/topics/test_recurring.py",
-        "test_metrics_count_what_is_stored_and_what_is_left_out",
-    ),
     "postdate_recurring_missed": (
         "tests/unit/topics/test_recurring.py",
         "test_metrics_count_what_is_stored_and_what_is_left_out",

@@ -323,7 +323,7 @@ def test_metrics_count_what_is_stored_and_what_is_left_out() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await put(node, "a", Definition(SECONDS.rule, MESSAGE, overdue=OverdueRuns.NONE))
         await asyncio.sleep(1.5)
-        with moves(node.broker, "postdate_recurring_stored", "postdate_recurring_missed"):
+        with moves(node.broker, "postdate_recurring_missed"):
             clock.step(300_000)
             await asyncio.sleep(2)
         assert node.broker.counters.recurring_missed == 1
