@@ -75,14 +75,24 @@ def memory_10m(setup: Setup) -> Figures:
 
 
 def disk_1m(setup: Setup) -> Figures:
+    """One ledger, which takes entries."""
+    return _disk(setup, "disk-1m", 1_000_000)
+
+
+def disk_10m(setup: Setup) -> Figures:
+    """Ten ledgers, of which all but the last one are packed."""
+    return _disk(setup, "disk-10m", 10_000_000)
+
+
+def _disk(setup: Setup, name: str, count: int) -> Figures:
     """Blocks of the data directory a pending message, after the load and once the broker is at rest."""
     setup = replace(setup, broker_flags=(*setup.broker_flags, "--checkpoint-interval-ms=4000"))
-    count = setup.sized(1_000_000)
-    with Broker(setup, "disk-1m") as broker:
+    count = setup.sized(count)
+    with Broker(setup, name) as broker:
         load(setup, broker, count, MONTH_DELAY)
         broker.wait_quiet()
         loaded = sum(_blocks_bytes(broker).values())
-        time.sleep(12)  # a checkpoint, and an interval in which nothing comes
+        time.sleep(30)  # rows are packed; a checkpoint, and an interval in which nothing comes
         broker.check_alive()
         parts = _blocks_bytes(broker)
     figures = {f"{name}_bytes": taken / count for name, taken in parts.items()}
@@ -110,6 +120,7 @@ SCENARIOS: dict[str, Scenario] = {
     "loop-lag": loop_lag,
     "memory-10m": memory_10m,
     "disk-1m": disk_1m,
+    "disk-10m": disk_10m,
 }
 
 

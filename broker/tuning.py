@@ -40,6 +40,7 @@ class Tuning:
     journal_pending_bytes_max: int = 32 * MIB
     checkpoint_bytes: int = 64 * MIB
     tail_bytes_max: int = 8 * MIB
+    packed_rows_min: int = 256  # fewer take one or two blocks of a file system in any case
     open_ledgers_max: int = 256
     reclaim_interval_ms: int = MINUTE_MS
     compaction_cleanup_ms: int = HOUR_MS

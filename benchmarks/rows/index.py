@@ -220,6 +220,15 @@ ROWS = (
         200.0,
         "less",
     ),
+    Row(
+        "disk-10m",
+        "disk-10m",
+        "bytes",
+        "B",
+        "the same, 10,000,000",
+        200.0,
+        "less",
+    ),
     Row("disk-1m-loaded", "disk-1m", "loaded_bytes", "B", "the same, just after the load", None, "less"),
     Row(
         "restart-burst",

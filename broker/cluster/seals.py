@@ -2,7 +2,7 @@
 
 A file of the same path and size with the same seal holds the same bytes, so an upload need not read it:
 
-    ledgers/*.{data,times,rows} of a sealed ledger   the ends of `times` and `rows`: checksums of all blocks, whose rows
+    ledgers/* of a sealed ledger                     the ends of `times` and `rows`: checksums of all blocks, whose rows
                                                      hold the checksum of every frame
     buckets/*.bucket                                 the beginning: checksums of metadata, segments and bitmaps
     keys/*.keys                                      the beginning: checksums of filter and blocks
@@ -22,6 +22,7 @@ from broker.storage.blocks import HEADER_BYTES, KINDS, TIME, LedgerCapture, file
 from broker.storage.layout import Layout
 from broker.storage.manifest import TopicImage, decode_topic
 from broker.storage.named_files import read_named
+from broker.storage.packed_rows import end_bytes
 
 _BEGINNING_BYTES = 64 * 1024
 
@@ -45,9 +46,10 @@ def _ledger_seals(vfs: Vfs, layout: Layout, capture: LedgerCapture) -> dict[str,
     name, lengths = capture.name(layout.ledgers(capture.topic_id)), file_lengths(capture)
     if any(size_if_there(vfs, name.path(kind)) != length for kind, length in lengths.items()):
         return {}
+    rows_end = lengths["rows"] - end_bytes(capture.row_count) if capture.packed_bytes else 0
     seal = _digest(
         _read(vfs, name.path("times"), HEADER_BYTES + capture.row_count * TIME.itemsize),
-        _read(vfs, name.path("rows"), HEADER_BYTES + capture.row_count * ROW.itemsize),
+        _read(vfs, name.path("rows"), rows_end or HEADER_BYTES + capture.row_count * ROW.itemsize),
     )
     return {name.path(kind): seal for kind in KINDS}
 

@@ -20,6 +20,7 @@ from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Un
 from broker.folder.backup import Backups
 from broker.folder.checkpoint import Checkpointer
 from broker.folder.compaction import Compactions
+from broker.folder.ledger_packing import LedgerPacking
 from broker.folder.ledger_rewrites import LedgerRewrites
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
@@ -140,6 +141,7 @@ class Broker:
         self._live_check = LiveCheck(self._bucket_storage, index_executor)
         self.compactions = self._make_compactions()
         self._rewrites = self._make_rewrites()
+        self._packing = self._make_packing()
         self.dedup_memory = DedupMemory(
             config.tuning.producers_per_topic_max,
             config.dedup_memory_bytes_max,
@@ -179,6 +181,19 @@ class Broker:
             index_executor=self._index_executor,
             changed=self._changed,
             checkpoint=self._write_checkpoint,
+        )
+
+    def _make_packing(self) -> LedgerPacking:
+        return LedgerPacking(
+            self.registry,
+            self._layout,
+            self._vfs,
+            self.clock,
+            moving=self.compactions.moving,
+            rows_min=self.config.tuning.packed_rows_min,
+            reserve_bytes=self.config.disk_reserve_bytes,
+            index_executor=self._index_executor,
+            changed=self._changed,
         )
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -329,6 +344,7 @@ class Broker:
         self.supervisor.spawn_lasting("reclaim", reclaimer.run())
         self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
         self.supervisor.spawn_lasting("rates of the last hour", self.rates.run())
+        self.supervisor.spawn_lasting("packing of rows", self._packing.run())
         if self._shard_log is not None:
             self.supervisor.spawn_lasting("rewrites of ledgers", self._rewrites.run())
         self.registry.start(0 if self._shard_log is None else self._shard_log.ceiling_ms)
@@ -365,6 +381,7 @@ class Broker:
         self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
         self.supervisor.spawn_lasting("disk space", self._watch_disk())
         self.supervisor.spawn_lasting("rewrites of ledgers", self._rewrites.run())
+        self.supervisor.spawn_lasting("packing of rows", self._packing.run())
         self.registry.start()
         self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
 

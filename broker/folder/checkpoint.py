@@ -289,12 +289,15 @@ class Checkpointer:
         """Remove the files of a ledger that its topic's manifest does not name any more."""
         await self._once_in_thread(self._executor, self._remove_ledger, dropped)
         self._counters.removed_ledgers += dropped.successor is None
-        self._counters.compacted_ledgers += dropped.successor is not None
+        is_compacted = dropped.successor is not None and (
+            dropped.successor.name.generation != dropped.ledger.name.generation
+        )
+        self._counters.compacted_ledgers += is_compacted
         left_bytes = 0 if dropped.successor is None else dropped.successor.disk_bytes
         self._counters.reclaimed_bytes += max(0, dropped.ledger.disk_bytes - left_bytes)
 
     def _remove_ledger(self, dropped: DroppedLedger) -> None:
-        dropped.ledger.delete(self._vfs)
+        dropped.ledger.delete(self._vfs, dropped.successor)
         if dropped.amendments_file:
             with contextlib.suppress(FileNotFoundError):
                 self._vfs.remove(f"{dropped.ledger.name.folder}/{dropped.amendments_file}")

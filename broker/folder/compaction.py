@@ -240,6 +240,7 @@ class Compactions:
             generation=source.new_generation,
             data_bytes=output.data_bytes,
             sparse=SparseSizes(output.present_count, output.present_bytes),
+            packed_bytes=0,
         )
         folder = self._layout.ledgers(held.topic.topic_id)
         try:

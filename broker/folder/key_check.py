@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from broker.errors import Corrupt
-from broker.model import CANCELLED_MS, ROW, Array, ids_of
-from broker.runtime.vfs import File, Vfs
+from broker.model import CANCELLED_MS, ids_of
+from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE, Amendments
 from broker.storage.blocks import TIME, LedgerCapture
 from broker.storage.key_run import NO_KEYS, KeyColumns, KeyRunKind, join_keys
@@ -25,6 +25,7 @@ from broker.storage.ledger_reads import (
     CheckedColumn,
 )
 from broker.storage.manifest import TopicImage
+from broker.storage.packed_rows import rows_column
 from broker.storage.sparse_files import read_present
 
 _ROWS_AT_ONCE = 65_536
@@ -78,32 +79,22 @@ def _holders(
     """The entries before `end` that hold a key, and its hash. Those that were moved may be in no run (KEYUPKEEP-4)."""
     name = capture.name(layout.ledgers(capture.topic_id))
     with contextlib.ExitStack() as opened:
-        rows = _Column(opened.enter_context(contextlib.closing(open_checked(vfs, name, "rows"))), capture)
-        times = _Column(opened.enter_context(contextlib.closing(open_checked(vfs, name, "times"))), capture)
-        present = None if capture.sparse is None else ids_of(read_present(times.file, capture))
+        rows_file = opened.enter_context(contextlib.closing(open_checked(vfs, name, "rows")))
+        times_file = opened.enter_context(contextlib.closing(open_checked(vfs, name, "times")))
+        rows = rows_column(capture)
+        times = CheckedColumn(TIME, capture.row_count, None if capture.sealed else capture.times_crcs)
+        present = None if capture.sparse is None else ids_of(read_present(times_file, capture))
         for first in range(0, capture.row_count, _ROWS_AT_ONCE):
-            last = min(first + _ROWS_AT_ONCE, capture.row_count)
-            hashes = rows.read(first, last)["schedule_hash"]
+            count = min(_ROWS_AT_ONCE, capture.row_count - first)
+            hashes = rows.read(rows_file, first, count)["schedule_hash"]
             at = np.flatnonzero(hashes)
             if not len(at):
                 continue
-            entry_ids = (at + first).astype(np.uint32) if present is None else present[first:last][at]
-            row_times = times.read(first, last)[at]
+            entry_ids = (
+                (at + first).astype(np.uint32) if present is None else present[first : first + count][at]
+            )
+            row_times = times.read(times_file, first, count)[at]
             now = amendments.effective(entry_ids, row_times)
             holds = (row_times > 0) & (now > frontier_ms) & (now < CANCELLED_MS) & (entry_ids < end)
             holds &= ~np.isin(entry_ids, amendments.entry_ids)
             yield from zip(entry_ids[holds].tolist(), hashes[at][holds].tolist(), strict=True)
-
-
-class _Column:
-    """One column of a ledger, open."""
-
-    def __init__(self, file: File, capture: LedgerCapture) -> None:
-        self.file = file
-        is_rows = file.path.endswith(".rows")
-        crcs = capture.rows_crcs if is_rows else capture.times_crcs
-        checksums = None if capture.sealed else crcs
-        self._column = CheckedColumn(ROW if is_rows else TIME, capture.row_count, checksums)
-
-    def read(self, first: int, last: int) -> Array:
-        return self._column.read(self.file, first, last - first)

@@ -254,7 +254,7 @@ def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage, regist
     files = named_files(image)
     if topic := registry.topics.get(image.topic_id):  # generations that no manifest names yet
         names = [ledger.name for ledger in topic.log if ledger.name.generation]
-        files["ledgers"] |= {f"{name.ledger_id}.{name.generation}.{kind}" for name in names for kind in KINDS}
+        files["ledgers"] |= {name.file(kind) for name in names for kind in KINDS}
     for folder, named in files.items():
         path = f"{layout.topic(image.topic_id)}/{folder}"
         for name in vfs.list_dir(path):

@@ -214,7 +214,7 @@ def _read_image(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImag
 def _ledger_lengths(image: TopicImage) -> dict[str, tuple[bool, int]]:
     """Of each file of a ledger, whether it still grows, and how long the manifest says it is."""
     return {
-        f"{capture.ledger_id}.{capture.generation}.{kind}": (not capture.sealed, length)
+        capture.name("").file(kind): (not capture.sealed, length)
         for capture in (ledger.capture for ledger in image.ledgers)
         for kind, length in file_lengths(capture).items()
     }

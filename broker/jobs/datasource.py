@@ -24,16 +24,13 @@ from pyspark.sql.types import StructType
 from broker.delayed.check import CursorView, settled_by_all
 from broker.folder.index_check import file_source
 from broker.jobs.folder import pin_folders, reading_vfs
-from broker.model import FLAG_DELAYED, ROW, ids_of
+from broker.model import FLAG_DELAYED, ids_of
 from broker.storage.amendments import NONE, decode_amendments
 from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import Ordinals, decode_entries
 from broker.storage.layout import Layout
 from broker.storage.ledger_files import (
     open_checked,
-)
-from broker.storage.ledger_reads import (
-    CheckedColumn,
 )
 from broker.storage.manifest import (
     LedgerImage,
@@ -44,6 +41,7 @@ from broker.storage.manifest import (
     decode_topic,
 )
 from broker.storage.named_files import read_named
+from broker.storage.packed_rows import rows_column
 from broker.storage.sparse_files import read_present
 
 ROWS, SNAPSHOTS, CURSORS = "rows", "snapshots", "cursors"
@@ -145,7 +143,7 @@ class PostdateReader(DataSourceReader):
         )
         cancelled = np.isin(every, ids_of(amendments.cancelled))
         live = ~(np.isin(every, ids_of(settled)) | cancelled)
-        rows = CheckedColumn(ROW, capture.row_count, None if capture.sealed else capture.rows_crcs)
+        rows = rows_column(capture)
         present = every
         if capture.sparse is not None:
             with contextlib.closing(open_checked(vfs, capture.name(folder), "times")) as file:

@@ -156,7 +156,7 @@ def _rewrite_ledger(
 ) -> LedgerOutput | None:
     """Write the generation of one ledger; None if nothing of it would go."""
     source_folder = Layout(data_dir).ledgers(inputs.topic_id)
-    target = ledger.capture.name(folder)._replace(generation=ledger.new_generation, sparse=True)
+    target = ledger.capture.name(folder)._replace(generation=ledger.new_generation, sparse=True, packed=False)
     with open_source(vfs, source_folder, ledger.capture, ledger.amendments) as source:
         live = live_entries(source, ledger.settled, inputs.frontier[0])
         if len(live) >= ledger.capture.row_count:

@@ -11,6 +11,8 @@ Pure: no file, no clock. A ledger is three files; `times` and `rows` are columns
             magic 4, version 1, zero 3, entry_count 8, block_count 4, crc32c 4 of all footer bytes before it
 Integers are little-endian. `row.offset` counts from the first byte after the header.
 
+Of a sealed ledger `rows` may be *packed* (`packed_rows`): then the file ends in `.packed`, and `.rows` goes.
+
 A ledger that compaction rewrote is *sparse*: version 2, the surviving entries only, in the order of their ids; which
 ids these are stands behind the footer of `times` (`sparse`).
 
@@ -41,6 +43,8 @@ TRAILER_BYTES = 24
 FRAME_HEAD_BYTES = 6  # tag and a varint below 2**35
 TIME = np.dtype("<i8")
 KINDS = ("data", "times", "rows")
+PACKED = "packed"
+"""Ending of the file that has the rows once they are packed."""
 VERSION = 1
 SPARSE_VERSION = 2
 
@@ -53,7 +57,7 @@ _TRAILER = struct.Struct("<4sB3xQI")
 _CRC = struct.Struct("<I")
 _FOOTER_MAGIC = b"PDLF"
 _ZERO = b"\0\0\0"
-MAGICS = {"data": b"PDLD", "times": b"PDLT", "rows": b"PDLR"}
+MAGICS = {"data": b"PDLD", "times": b"PDLT", "rows": b"PDLR", PACKED: b"PDLK"}
 _KINDS = {magic: kind for kind, magic in MAGICS.items()}
 
 
@@ -61,7 +65,7 @@ _KINDS = {magic: kind for kind, magic in MAGICS.items()}
 class FileHeader:
     """Identity of a file: written first, checked whenever the file is opened."""
 
-    kind: str  # "data", "times" or "rows"
+    kind: str  # "data", "times", "rows" or "packed"
     topic_id: int
     ledger_id: int
     generation: int
@@ -96,12 +100,23 @@ class LedgerName(NamedTuple):
     ledger_id: int
     generation: int
     sparse: bool = False
+    packed: bool = False
+
+    def file(self, kind: str) -> str:
+        """The name of a file within the folder."""
+        return f"{self.ledger_id}.{self.generation}.{self._ending(kind)}"
 
     def path(self, kind: str) -> str:
-        return f"{self.folder}/{self.ledger_id}.{self.generation}.{kind}"
+        return f"{self.folder}/{self.file(kind)}"
+
+    def paths(self) -> list[str]:
+        return [self.path(kind) for kind in KINDS]
 
     def header(self, kind: str) -> FileHeader:
-        return FileHeader(kind, self.topic_id, self.ledger_id, self.generation, self.sparse)
+        return FileHeader(self._ending(kind), self.topic_id, self.ledger_id, self.generation, self.sparse)
+
+    def _ending(self, kind: str) -> str:
+        return PACKED if self.packed and kind == "rows" else kind
 
 
 class SparseSizes(NamedTuple):
@@ -128,6 +143,7 @@ class LedgerCapture:
     times_crcs: tuple[int, ...] = ()
     rows_crcs: tuple[int, ...] = ()
     sparse: SparseSizes | None = None  # None: every entry is there
+    packed_bytes: int = 0  # of the file of packed rows; 0: they are not packed
 
     @property
     def row_count(self) -> int:
@@ -135,7 +151,10 @@ class LedgerCapture:
         return self.entry_count if self.sparse is None else self.sparse.present_count
 
     def name(self, folder: str) -> LedgerName:
-        return LedgerName(folder, self.topic_id, self.ledger_id, self.generation, self.sparse is not None)
+        is_packed = self.packed_bytes > 0
+        return LedgerName(
+            folder, self.topic_id, self.ledger_id, self.generation, self.sparse is not None, is_packed
+        )
 
 
 def file_lengths(capture: LedgerCapture) -> dict[str, int]:
@@ -145,7 +164,7 @@ def file_lengths(capture: LedgerCapture) -> dict[str, int]:
     return {
         "data": HEADER_BYTES + capture.data_bytes,
         "times": HEADER_BYTES + capture.row_count * TIME.itemsize + footer + present,
-        "rows": HEADER_BYTES + capture.row_count * ROW.itemsize + footer,
+        "rows": capture.packed_bytes or HEADER_BYTES + capture.row_count * ROW.itemsize + footer,
     }
 
 
@@ -335,21 +354,35 @@ def name_entry(row: int) -> str:
     return f"entry {row}"
 
 
+Place = Callable[[int], int]
+"""Function that says where a row lies in its file, for texts."""
+
+
 def find_bad_times(
-    path: str, first: int, rows: RowColumn, times: Int64Column, name: EntryName = name_entry
+    path: str,
+    first: int,
+    rows: RowColumn,
+    times: Int64Column,
+    name: EntryName = name_entry,
+    place: Place = row_offset,
 ) -> Iterator[LedgerProblem]:
     delayed = (rows["flags"] & FLAG_DELAYED) != 0
     for index in np.flatnonzero(((times != 0) != delayed) | (times < 0)).tolist():
         what = f"{name(first + index)}: flag DELAYED and deliver_at_ms {times[index]} disagree"
-        yield LedgerProblem(path, row_offset(first + index), what)
+        yield LedgerProblem(path, place(first + index), what)
 
 
 def find_bad_offsets(
-    path: str, first: int, rows: RowColumn, data_end: int | None, name: EntryName = name_entry
+    path: str,
+    first: int,
+    rows: RowColumn,
+    data_end: int | None,
+    name: EntryName = name_entry,
+    place: Place = row_offset,
 ) -> Iterator[LedgerProblem]:
     starts = rows["offset"].astype(np.int64)
     expected = np.roll(starts + rows["length"], 1)
     expected[0] = starts[0] if data_end is None else data_end
     for index in np.flatnonzero(starts != expected).tolist():
         what = f"{name(first + index)}: offset {starts[index]} does not continue {expected[index]}"
-        yield LedgerProblem(path, row_offset(first + index), what)
+        yield LedgerProblem(path, place(first + index), what)

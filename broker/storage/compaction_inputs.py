@@ -126,6 +126,7 @@ def _to_message(topic_id: int, ledger: InputLedger) -> pb.InputLedger:
         new_generation=ledger.new_generation,
         settled=ledger.settled.serialize(),
     )
+    message.packed_bytes = capture.packed_bytes
     if capture.sparse is not None:
         message.present_count, message.present_bytes = capture.sparse
     if ledger.amendments is not NONE:
@@ -174,6 +175,7 @@ def _ledger(topic_id: int, entry: pb.InputLedger) -> InputLedger:
         data_bytes=entry.data_bytes,
         sealed=True,
         sparse=sparse,
+        packed_bytes=entry.packed_bytes,
     )
     amendments = decode_amendments(entry.amendments).amendments if entry.amendments else NONE
     return InputLedger(capture, entry.new_generation, bitmap_from_bytes(entry.settled), amendments)

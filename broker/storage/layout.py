@@ -3,7 +3,7 @@
 lock  broker.manifest  alive  journal/
 unfinished  backup.json  backup.pins/  (see `topics/backup.py`)
 topics/<topic_id>/manifest
-topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
+topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}, or .packed in the place of .rows
 topics/<topic_id>/ledgers/<ledger_id>.<lsn>.amend
 topics/<topic_id>/cursors/<subscription_id>.<lsn>
 topics/<topic_id>/buckets/<bucket_id>.bucket

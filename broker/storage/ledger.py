@@ -86,6 +86,8 @@ class Ledger:
         self.data_bytes = capture.data_bytes if capture else 0
         self.sealed = capture is not None and capture.sealed
         self.sparse = capture.sparse if capture else None
+        self.packed_bytes = capture.packed_bytes if capture else 0
+        """Of the file of packed rows; 0: they are not packed."""
         self._open_files = open_files
         self._storage: LedgerStorage = (
             LedgerFiles(open_files, name, capture)
@@ -116,7 +118,7 @@ class Ledger:
         return cls(capture.name(folder), open_files, executor, read_executor, capture=capture)
 
     def replaced_by(self, capture: LedgerCapture) -> Ledger:
-        """The same ledger in the files of another generation, which are there."""
+        """The same ledger in other files, which are there: of another generation, or with its rows packed."""
         return Ledger.restore(
             capture, self.name.folder, self._open_files, self._executor, self._read_executor
         )
@@ -131,10 +133,16 @@ class Ledger:
         return self.sealed and self._checksums is None
 
     @property
+    def row_count(self) -> int:
+        """Rows in the files, once it is whole."""
+        return self.entry_count if self.sparse is None else self.sparse.present_count
+
+    @property
     def disk_bytes(self) -> int:
         """Return about how many bytes the files take."""
-        row_count = self.entry_count if self.sparse is None else self.sparse.present_count
-        return row_count * _ENTRY_BYTES + self.data_bytes + (self.sparse.present_bytes if self.sparse else 0)
+        rows_bytes = self.packed_bytes or self.row_count * ROW.itemsize
+        present_bytes = self.sparse.present_bytes if self.sparse else 0
+        return self.row_count * TIME.itemsize + rows_bytes + self.data_bytes + present_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -197,6 +205,7 @@ class Ledger:
             self.sealed,
             *crcs,
             sparse=self.sparse,
+            packed_bytes=self.packed_bytes,
         )
 
     async def flush(self) -> None:
@@ -292,9 +301,10 @@ class Ledger:
     async def in_read_thread(self, function: Callable[[], _T]) -> _T:
         return await self._read(function)
 
-    def delete(self, vfs: Vfs) -> None:
-        """Blocking, for the file thread: remove the files. Nothing may be appended or flushed any more."""
-        self._storage.delete(vfs)
+    def delete(self, vfs: Vfs, successor: Ledger | None = None) -> None:
+        """Blocking, for the file thread: remove the files but those of a successor. Nothing may be appended or flushed
+        any more."""
+        self._storage.delete(vfs, successor.name.paths() if successor else ())
 
     async def _flush_to(self, entry_count: int) -> None:
         while self._written_count < entry_count:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from broker.storage.blocks import (
     BLOCK_ROWS,
     FRAME_HEAD_BYTES,
     HEADER_BYTES,
+    PACKED,
     TIME,
     TRAILER_BYTES,
     EntryName,
@@ -35,7 +37,6 @@ from broker.storage.blocks import (
     frame_length,
     name_entry,
     peek_row_count,
-    row_offset,
     slice_frames,
     split_runs,
 )
@@ -45,10 +46,12 @@ from broker.storage.ledger_files import (
 )
 from broker.storage.ledger_reads import (
     CheckedColumn,
+    Column,
     read_exactly,
     read_footer,
     wrong_frames,
 )
+from broker.storage.packed_rows import PACKED_TRAILER_BYTES, PackedColumn, peek_packed, rows_column
 from broker.storage.sparse import PRESENT_TRAILER_BYTES, decode_present, peek_present
 from broker.storage.sparse_files import read_present
 
@@ -100,9 +103,9 @@ def _find_problems(
 ) -> Iterator[LedgerProblem]:
     """Problems in those files that are there and long enough, block by block."""
     row_count = capture.row_count
-    columns = {
+    columns: dict[str, Column] = {
         "times": CheckedColumn(TIME, row_count, None if capture.sealed else capture.times_crcs),
-        "rows": CheckedColumn(ROW, row_count, None if capture.sealed else capture.rows_crcs),
+        "rows": rows_column(capture),
     }
     name: EntryName = name_entry
     if capture.sparse is not None:
@@ -131,10 +134,10 @@ def _find_problems(
         if rows is None:
             data_end = None
             continue
-        path = files["rows"].path
+        path, place = files["rows"].path, partial(columns["rows"].place, files["rows"])
         if "times" in blocks:
-            yield from find_bad_times(path, first, rows, blocks["times"], name)
-        yield from find_bad_offsets(path, first, rows, data_end, name)
+            yield from find_bad_times(path, first, rows, blocks["times"], name, place)
+        yield from find_bad_offsets(path, first, rows, data_end, name, place)
         data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
         if "data" in files:
             yield from _find_bad_frames(
@@ -142,7 +145,8 @@ def _find_problems(
             )
     if data_end not in (None, capture.data_bytes):
         what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
-        yield LedgerProblem(files["rows"].path, row_offset(max(row_count - 1, 0)), what)
+        offset = columns["rows"].place(files["rows"], row_count - 1) if row_count else HEADER_BYTES
+        yield LedgerProblem(files["rows"].path, offset, what)
 
 
 def _find_bad_frames(
@@ -195,6 +199,8 @@ def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
         yield {"line": "header", **dataclasses.asdict(header)}
         if header.kind == "data":
             end = yield from _dump_frames(file)
+        elif header.kind == PACKED:
+            end = yield from _dump_packed(file, header.sparse)
         else:
             end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW, header.sparse)
         if end < file.size():
@@ -238,6 +244,22 @@ def _dump_rows(file: File, dtype: np.dtype[Any], sparse: bool) -> Generator[dict
         offset = HEADER_BYTES + bad_block * dtype.itemsize
         raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset)
     return file.size()
+
+
+def _dump_packed(file: File, sparse: bool) -> Generator[dict[str, Any], None, int]:
+    size = file.size()
+    row_count = peek_packed(file.pread(PACKED_TRAILER_BYTES, max(HEADER_BYTES, size - PACKED_TRAILER_BYTES)))
+    if row_count is None:
+        raise Corrupt("a file of packed rows does not end in its directory", path=file.path, offset=size)
+    column = PackedColumn(row_count, size)
+    widths = column.row_bytes(file)
+    for first in range(0, row_count, BLOCK_ROWS):
+        rows = column.read(file, first, min(BLOCK_ROWS, row_count - first))
+        for number, row in enumerate(rows.tolist(), first):
+            fields = zip(rows.dtype.names or (), row, strict=True)
+            yield {"line": "row", "place" if sparse else "entry_id": number, **dict(fields)}
+    yield {"line": "directory", "entry_count": row_count, "row_bytes": widths}
+    return size
 
 
 def _dump_frames(file: File) -> Generator[dict[str, Any], None, int]:

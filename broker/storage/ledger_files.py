@@ -1,6 +1,7 @@
 """The three files of a ledger, as the file threads see them: everything here blocks, and nothing awaits.
 
-`topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}`; the bytes are described in `blocks`.
+`topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}`; the bytes are described in `blocks`. A ledger
+whose rows were packed has `.packed` in the place of `.rows`.
 
 Invariants:
   FILES-1  Bytes below what was written never change, so a read needs no lock against the writer.
@@ -18,7 +19,7 @@ import contextlib
 import errno
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,7 @@ from broker.storage.ledger_reads import (
     frames_within,
     read_frames,
 )
+from broker.storage.packed_rows import rows_column
 
 OPEN_LEDGERS = 256
 
@@ -91,7 +93,7 @@ class LedgerStorage(Protocol):
         self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
     ) -> EntryColumns | None: ...
 
-    def delete(self, vfs: Vfs) -> None: ...
+    def delete(self, vfs: Vfs, kept: Collection[str] = ()) -> None: ...
 
 
 class Handles:
@@ -301,13 +303,14 @@ class ReadAccess:
             self._fails_for_good = True
         return self._fails_for_good
 
-    def delete(self, vfs: Vfs) -> None:
-        """Remove the files. Reads that have begun finish; the caller syncs the folder."""
+    def delete(self, vfs: Vfs, kept: Collection[str] = ()) -> None:
+        """Remove the files but those `kept`. Reads that have begun finish; the caller syncs the folder."""
         self.deleted = True
         self._open_files.discard(self._name)
-        for kind in KINDS:
-            with contextlib.suppress(FileNotFoundError):
-                vfs.remove(self._name.path(kind))
+        for path in self._name.paths():
+            if path not in kept:
+                with contextlib.suppress(FileNotFoundError):
+                    vfs.remove(path)
         self._open_files.discard(self._name)  # a read that had begun may have opened them again
 
 
@@ -322,7 +325,7 @@ class LedgerFiles:
         crcs = capture is not None and not capture.sealed
         self._made = entry_count > 0  # an empty ledger has no files
         self._times = CheckedColumn(TIME, entry_count, capture.times_crcs if crcs and capture else None)
-        self._rows = CheckedColumn(ROW, entry_count, capture.rows_crcs if crcs and capture else None)
+        self._rows = rows_column(capture) if capture else CheckedColumn(ROW)
 
     def write(
         self,
@@ -407,9 +410,9 @@ class LedgerFiles:
         rows = column_at(self._rows, handles.rows, entry_ids)
         return rows, read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
 
-    def delete(self, vfs: Vfs) -> None:
-        """Remove the files. Reads that have begun finish; the caller syncs the folder."""
-        self._access.delete(vfs)
+    def delete(self, vfs: Vfs, kept: Collection[str] = ()) -> None:
+        """Remove the files but those `kept`. Reads that have begun finish; the caller syncs the folder."""
+        self._access.delete(vfs, kept)
 
     @contextlib.contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Handles]:

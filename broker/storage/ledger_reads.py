@@ -74,6 +74,19 @@ class ReadHandles(NamedTuple):
     rows: Readable
 
 
+class Column(Protocol):
+    """A column of a ledger, in a file of its own."""
+
+    def read(self, file: Readable, first: int, count: int) -> Array:
+        """`count` consecutive rows, read only."""
+
+    def read_at(self, file: Readable, entry_ids: UInt32Column) -> Array:
+        """The rows of rising ids."""
+
+    def place(self, file: Readable, row: int) -> int:
+        """Return where a row lies in the file."""
+
+
 class CheckedColumn:
     """Reads one column file; of the rows found at start it verifies each block when it is first read.
 
@@ -128,6 +141,10 @@ class CheckedColumn:
         values.flags.writeable = False
         return values
 
+    def place(self, file: Readable, row: int) -> int:
+        """See `Column`."""
+        return HEADER_BYTES + row * self._dtype.itemsize
+
     def _block_end(self, block: int) -> int:
         return min((block + 1) * BLOCK_ROWS, self._restored_count)
 
@@ -159,7 +176,7 @@ def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksu
     return checksums
 
 
-def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Array:
+def column_at(column: Column, file: Readable, places: UInt32Column) -> Array:
     """The rows at rising places, one at least."""
     if is_contiguous(places):
         return column.read(file, int(places[0]), len(places))

@@ -46,7 +46,9 @@ class DroppedLedger(NamedTuple):
 
     ledger: Ledger
     amendments_file: str  # in `ledgers/`; empty: none
-    successor: Ledger | None = None  # the generation that took its place
+    successor: Ledger | None = (
+        None  # what took its place: another generation, or the same with its rows packed
+    )
 
 
 class LogChanges(NamedTuple):
@@ -265,12 +267,16 @@ class TopicLog:
 
     def swap(self, ledger: Ledger, amendments: Amendments) -> None:
         """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (LOG-4)."""
+        self.put_files(ledger)
+        self.amendments.put(ledger.name.ledger_id, amendments)
+
+    def put_files(self, ledger: Ledger) -> None:
+        """A sealed ledger is read from other files from now on. A checkpoint removes the old ones (LOG-4)."""
         ledger_id = ledger.name.ledger_id
         old = self._ledgers[ledger_id]
         assert old.sealed and old.entry_count == ledger.entry_count, "another length"
         self._ledgers[ledger_id] = ledger
         self.dirty.pop(ledger_id, None)
-        self.amendments.put(ledger_id, amendments)
         self.dropped.append(DroppedLedger(old, "", ledger))
 
     def was_dropped(self, ledger_id: int) -> bool:

@@ -444,6 +444,7 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         last_expire_ms=min(facts.last_expire_ms, EXPIRE_MS_MAX),  # whatever a sum came to, it is written
         last_publish_ms=facts.last_publish_ms,
         sparse=pb.SparseRecord(**capture.sparse._asdict()) if capture.sparse else None,
+        packed_bytes=capture.packed_bytes,
     )
 
 
@@ -461,7 +462,9 @@ def _ledger_from_entry(entry: pb.LedgerEntry, topic_id: int) -> LedgerImage:
         times_crcs=tuple(entry.times_crcs),
         rows_crcs=tuple(entry.rows_crcs),
         sparse=_sparse_sizes(entry),
+        packed_bytes=entry.packed_bytes,
     )
+    check(entry.sealed or not entry.packed_bytes, "the rows of a ledger are packed that takes entries")
     check((capture.data_bytes > 0) == (capture.row_count > 0), "a ledger has bytes without entries, or none")
     crc_count = 0 if capture.sealed else block_count(capture.entry_count)
     counts = (len(capture.times_crcs), len(capture.rows_crcs))

@@ -22,9 +22,7 @@ def named_files(image: TopicImage) -> dict[str, set[str]]:
     captures = [ledger.capture for ledger in image.ledgers]
     captures = [capture for capture in captures if capture.sealed or capture.entry_count]
     files = {
-        "ledgers": {
-            f"{capture.ledger_id}.{capture.generation}.{kind}" for capture in captures for kind in KINDS
-        }
+        "ledgers": {capture.name("").file(kind) for capture in captures for kind in KINDS}
         | {ledger.amendments_file for ledger in image.ledgers},
         "cursors": {subscription.cursor_file for subscription in image.subscriptions}
         | {image.producers_file, image.recurring_file},

@@ -11,7 +11,7 @@ Nothing is ever written here; `sparse_writer` made the files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from pyroaring import BitMap
@@ -34,6 +34,7 @@ from broker.storage.ledger_reads import (
     read_frames,
 )
 from broker.storage.message_fields import FRAME_TAG
+from broker.storage.packed_rows import rows_column
 from broker.storage.sparse import decode_present, find_places, present_between
 
 GONE_FRAME = bytes((FRAME_TAG, 0))
@@ -59,7 +60,7 @@ class SparseFiles:
         self._open_files = open_files
         self._access = ReadAccess(open_files, name)
         self._times = CheckedColumn(TIME, capture.row_count)
-        self._rows = CheckedColumn(ROW, capture.row_count)
+        self._rows = rows_column(capture)
 
     def write(
         self,
@@ -128,8 +129,8 @@ class SparseFiles:
         with self._access.reading() as handles:
             return self._present(handles)
 
-    def delete(self, vfs: Vfs) -> None:
-        self._access.delete(vfs)
+    def delete(self, vfs: Vfs, kept: Collection[str] = ()) -> None:
+        self._access.delete(vfs, kept)
 
     def _read(
         self,

@@ -134,7 +134,7 @@ class _GenerationWriter:
     """The three files of one generation."""
 
     def __init__(self, vfs: Vfs, name: LedgerName) -> None:
-        assert name.sparse
+        assert name.sparse and not name.packed
         self._vfs = vfs
         self._name = name
         self._files: dict[str, File] = {}
@@ -177,6 +177,7 @@ class _GenerationWriter:
             generation=self._name.generation,
             data_bytes=self._data_bytes,
             sparse=SparseSizes(count, len(section)),
+            packed_bytes=0,
         )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ with FolderWriter("data") as folder:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
@@ -18,7 +18,14 @@ from broker.model import FLAG_DELAYED, ROW, START, Int64Column, Position, RowCol
 from broker.policy import TopicPolicy
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.amendments import NONE, Amendments, AmendmentsImage, encode_amendments
-from broker.storage.blocks import TIME, BlockChecksums, LedgerCapture, file_lengths
+from broker.storage.blocks import (
+    BLOCK_ROWS,
+    HEADER_BYTES,
+    TIME,
+    BlockChecksums,
+    LedgerCapture,
+    file_lengths,
+)
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_files import bucket_storage, save_bucket
 from broker.storage.bucket_snapshot import LedgerSpan
@@ -35,6 +42,7 @@ from broker.storage.manifest import (
     encode_topic,
 )
 from broker.storage.message_fields import FRAME_HEAD
+from broker.storage.packed_rows import encode_end, pack_block
 from broker.storage.segment import encode_header
 from broker.storage.varint import encode_varint
 from postdate_api.v1.message_pb2 import Message
@@ -55,6 +63,7 @@ class StoredLedger:
     """The times that the messages themselves say, if these are others."""
     hollow: bool = False
     """Without rows and messages: their files have the right lengths, and holes in them."""
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +175,14 @@ class FolderWriter:
             times_crcs=checksums[0].crcs() if is_last and not ledger.hollow else (),
             rows_crcs=checksums[1].crcs() if is_last and not ledger.hollow else (),
         )
+        packed = _packed(rows) if ledger.packed else b""
+        capture = replace(capture, packed_bytes=HEADER_BYTES + len(packed) if packed else 0)
         name = capture.name(self.layout.ledgers(topic_id))
         footers = [checksum.encode_footer() if capture.sealed else b"" for checksum in checksums]
         contents = {
             "data": b"".join(frames),
             "times": times.tobytes() + footers[0],
-            "rows": rows.tobytes() + footers[1],
+            "rows": packed or rows.tobytes() + footers[1],
         }
         for kind, length in file_lengths(capture).items():
             self._write(name.path(kind), name.header(kind).encode() + contents[kind], length)
@@ -231,6 +242,13 @@ def encode_frame(entry: int, deliver_at_ms: int) -> bytes:
     """A message as it is stored: a payload, and its time if it has one."""
     message = Message(payload=b"message %d" % entry, deliver_at_ms=deliver_at_ms).SerializeToString()
     return FRAME_HEAD + encode_varint(len(message)) + message
+
+
+def _packed(rows: RowColumn) -> bytes:
+    """Return what follows the header of a file of packed rows."""
+    blocks = [pack_block(rows[first : first + BLOCK_ROWS]) for first in range(0, len(rows), BLOCK_ROWS)]
+    contents = b"".join(content for _, content in blocks)
+    return contents + encode_end(b"".join(item for item, _ in blocks), len(rows))
 
 
 def _rows(times: Int64Column, frames: Sequence[bytes]) -> RowColumn:

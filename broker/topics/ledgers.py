@@ -197,6 +197,12 @@ class Ledgers:
         assert ledger is not None and written.generation > ledger.name.generation, "an older generation"
         self.log.swap(ledger.replaced_by(written), self.log.amendments[written.ledger_id])
 
+    def put_packed(self, packed: LedgerCapture) -> None:
+        """Put the packed rows of a ledger in the place of its rows: each broker does so by itself."""
+        ledger = self.log.find(packed.ledger_id)
+        assert ledger is not None and ledger.name.generation == packed.generation, "another generation"
+        self.log.put_files(ledger.replaced_by(packed))
+
     def now(self, ledger_id: int, amended_lsn: int) -> LedgerNow:
         """A ledger as it is now, for `refusal_of`."""
         return LedgerNow(

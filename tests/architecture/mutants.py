@@ -1038,6 +1038,36 @@ MUTANTS = {
         "        if 2 * len(gone) < len(there):\n",
         "tests/sim/test_shard_compaction.py::test_each_node_rewrites_its_own_files_and_serves_what_is_left",
     ),
+    "a packed file is named before it is on disk": Mutant(
+        "broker/storage/packed_writer.py",
+        "        file.sync()\n",
+        "",
+        "tests/unit/storage/test_packed_rows.py::test_packing_2_the_file_is_on_disk_when_the_last_step_returns",
+    ),
+    "what was packed takes data and times with it": Mutant(
+        "broker/storage/ledger.py",
+        "successor.name.paths() if successor else ()",
+        "()",
+        "tests/unit/folder/test_ledger_packing.py::test_what_is_whole_is_packed_and_its_rows_go_with_the_next_checkpoint",
+    ),
+    "packed rows are read without a look at their checksum": Mutant(
+        "broker/storage/packed_rows.py",
+        "        if value(content) != directory.crc(block):",
+        "        if False:",
+        "tests/unit/storage/test_packed_rows.py::test_pack_3_damage_of_one_block_is_found_by_whoever_reads_it_and_leaves_the_others",
+    ),
+    "a ledger is packed while a commit moves its files": Mutant(
+        "broker/folder/ledger_packing.py",
+        "            async with self._moving:  # LEDGERPACK-2\n",
+        "            if True:\n",
+        "tests/unit/folder/test_ledger_packing.py::test_ledgerpack_2_what_goes_while_it_is_packed_leaves_no_file",
+    ),
+    "packing takes the disk's reserve": Mutant(
+        "broker/folder/ledger_packing.py",
+        "self._reserve_bytes // 2)",
+        "0)",
+        "tests/unit/folder/test_ledger_packing.py::test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full",
+    ),
     "a rewrite takes the disk's reserve": Mutant(
         "broker/folder/ledger_rewrites.py",
         "self._reserve_bytes // 2)",

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker.config import BrokerConfig
-from broker.folder import rates
+from broker.folder import ledger_packing, rates
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.runtime.supervise import Supervisor
@@ -72,6 +72,7 @@ TASKS = {
     ),
     "compaction leases": Row(LASTS),
     "rates of the last hour": Row(LASTS),
+    "packing of rows": Row(LASTS, {"LedgerPacking._pack": ANY_FILE}),
     "rewrites of ledgers": Row(LASTS, {"LedgerRewrites._rewrite": READ}, runs_here=False),
     "recurring schedules": Row(LASTS),
     "recurring schedules of topic *": Row(ENDS, {"RecurringSchedules._store_some": READ}),
@@ -196,6 +197,7 @@ def config() -> BrokerConfig:
         clock_recheck_ms=1_000,
         compaction_lease_ms=2_000,
         compaction_cleanup_ms=1_000,
+        packed_rows_min=1,
     )
 
 
@@ -241,7 +243,9 @@ class World:
             return inner(this, name, coro)
 
         monkeypatch.setattr(Supervisor, "spawn", spawn)
-        monkeypatch.setattr(rates, "_NOTE_SECONDS", 1)  # or it would not be its turn in the time of a test
+        # Or it would not be their turn in the time of a test.
+        monkeypatch.setattr(rates, "_NOTE_SECONDS", 1)
+        monkeypatch.setattr(ledger_packing, "_LOOK_SECONDS", 1)
         self.node = Node(self.vfs, clock, config())  # not before: its parts hold on to what spawns
 
     def failed(self) -> bool:

@@ -44,7 +44,9 @@ def amended(ledger_id: int) -> StoredLedger:
 def write_folder(path: Path | str, vfs: Vfs | None = None) -> None:
     """Three topics: one with six ledgers and two buckets, one that is small, one that is empty."""
     with FolderWriter(str(path), vfs) as folder:
-        ledgers = [amended(i) if i == 2 else StoredLedger(i, times_of(i)) for i in LEDGER_IDS]
+        ledgers = [
+            amended(i) if i == 2 else StoredLedger(i, times_of(i), packed=i in (4, 5)) for i in LEDGER_IDS
+        ]
         billing = StoredSubscription("billing", settled_of(LEDGER_IDS))
         audit = StoredSubscription("audit", settled_of(LEDGER_IDS))
         folder.add_topic("orders", ledgers, [billing, audit], ledgers_per_bucket=3)

@@ -208,6 +208,8 @@ def test_a_snapshot_of_another_length_is_named(data: Path) -> None:
         (f"{TOPIC}/ledgers/6.0.times", HEADER_BYTES + 80, Level.QUICK, "bad_checksum"),
         (f"{TOPIC}/ledgers/3.0.rows", 9, Level.QUICK, "bad_checksum"),
         (f"{TOPIC}/ledgers/3.0.rows", HEADER_BYTES + 80, Level.DEEP, "bad_checksum"),
+        (f"{TOPIC}/ledgers/5.0.packed", 9, Level.QUICK, "bad_checksum"),
+        (f"{TOPIC}/ledgers/5.0.packed", HEADER_BYTES + 80, Level.DEEP, "bad_checksum"),
         (f"{TOPIC}/ledgers/3.0.data", HEADER_BYTES + 80, Level.DEEP, "bad_checksum"),
         (f"{TOPIC}/buckets/1.bucket", 50, Level.QUICK, "bad_checksum"),
         (f"{TOPIC}/buckets/1.bucket", -5, Level.STANDARD, "bad_checksum"),

@@ -79,8 +79,8 @@ async def compact(*arguments: str) -> tuple[int, str]:
 
 
 def ledger_files(data_dir: Path) -> Iterator[tuple[str, str]]:
-    """(ledger_id, generation) of each file of rows."""
-    for path in data_dir.glob("topics/*/ledgers/*.rows"):
+    """(ledger_id, generation) of each file of times."""
+    for path in data_dir.glob("topics/*/ledgers/*.times"):
         ledger_id, generation, _ = path.name.split(".")
         yield ledger_id, generation
 

@@ -51,6 +51,7 @@ def random_config(rng: random.Random) -> BrokerConfig:
         max_buckets=pick((1, 2, 3, 64)),
         max_segment_entries=pick((1, 2, 5, 5_000)),
         segment_time_step_ms=pick((1, 100, 2_000, 300_000)),
+        packed_rows_min=1,
     )
 
 

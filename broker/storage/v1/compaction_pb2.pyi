@@ -45,7 +45,7 @@ class IndexFrontier(_message.Message):
     def __init__(self, deliver_at_ms: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class InputLedger(_message.Message):
-    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "present_count", "present_bytes", "new_generation", "settled", "amendments")
+    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "present_count", "present_bytes", "new_generation", "settled", "amendments", "packed_bytes")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class InputLedger(_message.Message):
     NEW_GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     generation: int
     entry_count: int
@@ -64,4 +65,5 @@ class InputLedger(_message.Message):
     new_generation: int
     settled: bytes
     amendments: bytes
-    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., present_count: _Optional[int] = ..., present_bytes: _Optional[int] = ..., new_generation: _Optional[int] = ..., settled: _Optional[bytes] = ..., amendments: _Optional[bytes] = ...) -> None: ...
+    packed_bytes: int
+    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., present_count: _Optional[int] = ..., present_bytes: _Optional[int] = ..., new_generation: _Optional[int] = ..., settled: _Optional[bytes] = ..., amendments: _Optional[bytes] = ..., packed_bytes: _Optional[int] = ...) -> None: ...

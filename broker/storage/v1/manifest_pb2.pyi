@@ -95,7 +95,7 @@ class PositionRecord(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file", "last_due_ms", "last_expire_ms", "last_publish_ms", "sparse")
+    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file", "last_due_ms", "last_expire_ms", "last_publish_ms", "sparse", "packed_bytes")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class LedgerEntry(_message.Message):
     LAST_EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
     LAST_PUBLISH_MS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     generation: int
     entry_count: int
@@ -122,7 +123,8 @@ class LedgerEntry(_message.Message):
     last_expire_ms: int
     last_publish_ms: int
     sparse: SparseRecord
-    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ..., last_due_ms: _Optional[int] = ..., last_expire_ms: _Optional[int] = ..., last_publish_ms: _Optional[int] = ..., sparse: _Optional[_Union[SparseRecord, _Mapping]] = ...) -> None: ...
+    packed_bytes: int
+    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ..., last_due_ms: _Optional[int] = ..., last_expire_ms: _Optional[int] = ..., last_publish_ms: _Optional[int] = ..., sparse: _Optional[_Union[SparseRecord, _Mapping]] = ..., packed_bytes: _Optional[int] = ...) -> None: ...
 
 class SparseRecord(_message.Message):
     __slots__ = ("present_count", "present_bytes")

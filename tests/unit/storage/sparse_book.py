@@ -21,7 +21,7 @@ def rewrite(
     book: Book, capture: LedgerCapture, live: Iterable[int], amendments: Amendments = NONE
 ) -> LedgerCapture:
     """The next generation of a ledger, beside the one before."""
-    target = capture.name(FOLDER)._replace(generation=capture.generation + 1, sparse=True)
+    target = capture.name(FOLDER)._replace(generation=capture.generation + 1, sparse=True, packed=False)
     with open_source(book.vfs, FOLDER, capture, amendments) as source:
         written = write_generation(book.vfs, source, BitMap(live), target)
     assert verify_ledger(book.vfs, FOLDER, written) == []

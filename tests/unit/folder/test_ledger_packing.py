@@ -1,0 +1,223 @@
+"""Rows of ledgers that take no more entries are packed, once; what cannot be packed stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import numpy as np
+import pytest
+
+from broker.cluster.seals import read_seals
+from broker.folder import ledger_packing
+from broker.jobs.verify import verify_data_dir
+from broker.model import Position
+from broker.runtime.steps import run_step
+from broker.storage.layout import Layout
+from broker.storage.packed_rows import end_bytes
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from tests.harness import DATA_DIR, Node, payload_of
+from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, payload, run, work
+
+LOOK = ledger_packing._LOOK_SECONDS + 1
+
+
+def packed(node: Node) -> set[int]:
+    """Return the ledgers whose rows are packed."""
+    return {ledger.name.ledger_id for ledger in node.topic(TOPIC).log if ledger.packed_bytes}
+
+
+def endings(node: Node, ledger_id: int) -> set[str]:
+    folder = f"{DATA_DIR}/topics/{node.topic(TOPIC).topic_id}/ledgers"
+    return {
+        name.partition(".")[2] for name in node.vfs.list_dir(folder) if name.startswith(f"{ledger_id}.")
+    } - {""}
+
+
+async def all_are_there(node: Node, pending: list[Position]) -> None:
+    for number, position in enumerate(pending):
+        _, _, frames = await node.topic(TOPIC).log.read(
+            position.ledger_id, np.array([position.entry_id], np.uint32), 1 << 20
+        )
+        assert payload_of(frames[0]) == payload(number, position.entry_id)
+
+
+def test_what_is_whole_is_packed_and_its_rows_go_with_the_next_checkpoint():
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        ledger_ids = {position.ledger_id for position in pending}
+        assert packed(node) == set()
+        await asyncio.sleep(LOOK)
+        assert packed(node) == ledger_ids, "the last one takes entries"
+        assert all(endings(node, each) >= {"0.rows", "0.packed"} for each in ledger_ids)
+        await all_are_there(node, pending)
+        await node.checkpoint()
+        assert all(endings(node, each) >= {"0.data", "0.times", "0.packed"} for each in ledger_ids)
+        assert not any("0.rows" in endings(node, each) for each in ledger_ids)
+        await all_are_there(node, pending)
+        assert node.broker.counters.compacted_ledgers == 0
+        await node.stop()
+        node = Node(node.vfs, node.clock, node.config).open()
+        assert packed(node) == ledger_ids
+        await all_are_there(node, pending)
+        assert (await node.broker.verify_topic(TOPIC)).findings == []
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_a_packed_file_that_an_upload_has_stored_is_not_read_again():
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 2)
+        await asyncio.sleep(LOOK)
+        await node.checkpoint()
+        layout = Layout(DATA_DIR)
+        seals = read_seals(node.vfs, layout, 1)
+        for position in pending:
+            paths = [
+                f"{layout.ledgers(1)}/{position.ledger_id}.0.{kind}" for kind in ("data", "times", "packed")
+            ]
+            assert len({seals[path] for path in paths}) == 1
+        path = paths[-1]
+        at = node.vfs.open(path).size() - end_bytes(10)
+        byte = node.vfs.open(path).pread(1, at)
+        node.vfs.open(path).pwrite([bytes([byte[0] ^ 1])], at)
+        assert read_seals(node.vfs, layout, 1)[path] != seals[path]
+        node.vfs.open(path).pwrite([byte], at)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_few_rows_are_not_packed():
+    async def scenario(node: Node) -> Node:
+        await fill(node, 3)
+        await asyncio.sleep(LOOK)
+        assert packed(node) == set()
+        return node
+
+    run(scenario, packed_rows_min=11)
+
+
+def test_a_packed_ledger_is_compacted_and_what_comes_of_it_is_packed():
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        await asyncio.sleep(LOOK)
+        await node.checkpoint()
+        assert len((await compact(node)).ledger_ids) == 3
+        assert packed(node) == set()
+        await all_are_there(node, pending)
+        await asyncio.sleep(LOOK)
+        await node.checkpoint()
+        assert packed(node) == {position.ledger_id for position in pending}
+        assert all(endings(node, each) >= {"1.data", "1.times", "1.packed"} for each in packed(node))
+        await all_are_there(node, pending)
+        assert node.broker.counters.compacted_ledgers == 3
+        await node.stop()
+        node = Node(node.vfs, node.clock, node.config).open()
+        await all_are_there(node, pending)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_a_job_reads_what_its_lease_names_although_it_was_packed_since():
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        lease = await begin(node)
+        await asyncio.sleep(LOOK)
+        await node.checkpoint()
+        assert packed(node) == {position.ledger_id for position in pending}
+        assert all("0.rows" in endings(node, each) for each in packed(node)), "the lease keeps them"
+        outputs = await work(node, lease)
+        committed = await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
+        assert len(committed.ledger_ids) == 3
+        await node.checkpoint()
+        assert all(endings(node, each) >= {"1.data", "1.times", "1.rows"} for each in committed.ledger_ids)
+        assert not any(name.startswith("0.") for each in committed.ledger_ids for name in endings(node, each))
+        await all_are_there(node, pending)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "sync", "sync_dir"])
+def test_a_disk_that_fails_leaves_the_rows_as_they_are(kind: str):
+    async def whole(loop: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, config(packed_rows_min=1)).open()
+        pending, _, _ = await fill(node, 2)
+        node.vfs.faults.add(Fault(kind, "*/ledgers" if kind == "sync_dir" else "*.packed"))
+        await asyncio.sleep(LOOK)
+        assert packed(node) == {pending[1].ledger_id}
+        assert "0.packed" not in endings(node, pending[0].ledger_id)
+        await all_are_there(node, pending)
+        await asyncio.sleep(ledger_packing._RETRY_SECONDS + LOOK)
+        assert packed(node) == {position.ledger_id for position in pending}
+        await node.checkpoint()
+        await all_are_there(node, pending)
+        await node.stop()
+        assert node.failures == []
+        assert verify_data_dir(node.vfs, DATA_DIR).problems == []
+
+    run_sim(whole, seed=1)
+
+
+@pytest.mark.parametrize("what", ["the topic is deleted", "the broker stops", "the ledger is compacted"])
+def test_ledgerpack_2_what_goes_while_it_is_packed_leaves_no_file(monkeypatch: pytest.MonkeyPatch, what: str):
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def whole(loop: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, config(packed_rows_min=1)).open()
+        pending, _, _ = await fill(node, 1)
+
+        async def held_step(executor: Executor | None, work: Callable[[], object]) -> object:
+            done = await run_step(executor, work)
+            begun.set()
+            await go_on.wait()
+            return done
+
+        monkeypatch.setattr(ledger_packing, "run_step", held_step)
+        await begun.wait()
+        assert "0.packed" in endings(node, pending[0].ledger_id)
+        if what == "the topic is deleted":
+            await node.broker.registry.delete_topic(TOPIC)
+            go_on.set()
+            await asyncio.sleep(1)
+            await node.checkpoint()
+            assert not node.vfs.exists(f"{DATA_DIR}/topics/1")
+        if what == "the ledger is compacted":
+            committing = asyncio.ensure_future(compact(node))
+            await asyncio.sleep(1)
+            assert not committing.done(), "it waits, as both make files of the ledger"
+            go_on.set()
+            assert len((await committing).ledger_ids) == 1
+            await node.checkpoint()
+            await all_are_there(node, pending)
+        monkeypatch.undo()
+        await node.stop()
+        assert node.failures == []
+        report = verify_data_dir(node.vfs, DATA_DIR)
+        assert report.problems == []
+        assert report.notes == []
+
+    run_sim(whole, seed=1)
+
+
+def test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full():
+    async def whole(loop: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, config(packed_rows_min=1, disk_reserve_bytes=1 << 20)).open()
+        await fill(node, 2)
+        free_bytes = node.vfs.free_bytes
+        node.vfs.free_bytes = lambda path: 1 << 19  # type: ignore[method-assign]
+        await asyncio.sleep(LOOK)
+        assert packed(node) == set()
+        node.vfs.free_bytes = free_bytes  # type: ignore[method-assign]
+        await asyncio.sleep(ledger_packing._RETRY_SECONDS + LOOK)
+        assert len(packed(node)) == 2
+        await node.stop()
+
+    run_sim(whole, seed=1)
