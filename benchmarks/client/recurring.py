@@ -41,9 +41,10 @@ async def recurring(task: dict[str, Any]) -> dict[str, Any]:
         expected = count * task["seconds"] / 60
 
         async def consume() -> None:
-            async for message in client.subscribe(raw.TOPIC, "subscription-0"):
-                late_ms.append(time.time() * 1_000 - message.deliver_at.timestamp() * 1_000)
-                await message.ack()
+            async with client.subscribe(raw.TOPIC, "subscription-0") as subscription:
+                async for message in subscription:
+                    late_ms.append((time.time() - message.deliver_at.timestamp()) * 1_000)
+                    message.ack_nowait()
 
         consumer = asyncio.create_task(consume())
         await asyncio.sleep(_FIRST_SECONDS)
