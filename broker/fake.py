@@ -30,8 +30,6 @@ from broker.tuning import Tuning
 _T = TypeVar("_T")
 
 _MIB = 1 << 20
-_STOPS_MAX = 200
-"""Number of times that one advance stops on its way at what comes due; what lies closer together comes due together."""
 _LOOK_SECONDS = 0.0005
 _QUIET_SECONDS = 0.1
 """Messages that could be delivered and are not for so long wait for something else: a key whose slot moves, say."""

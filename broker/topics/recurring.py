@@ -1,6 +1,6 @@
 """The recurring schedules of one topic as durable state: what each is, and how far it has come. Pure.
 
-    RecurringSchedules decides (`firing.py`) -> one record: occurrences and steps -> `apply`
+    RecurringSchedules decides (`recurring_schedules.py`) -> one record: occurrences and steps -> `apply`
 
 Invariants:
   RECURRING-1  A schedule moves on by the record that stores its occurrences and by no other, so that no crash skips or

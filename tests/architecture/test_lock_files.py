@@ -13,7 +13,7 @@ LOCKS = ("requirements.txt", "requirements-jobs.txt", "requirements-dev.txt", "r
 LINE = re.compile(
     r"""
       \s*\#.*
-    | [a-z0-9.-]+ == [A-Za-z0-9.]+ (\ (;|and)\ [a-z_]+\ [!=<>]+\ '[A-Za-z0-9.]+')* \ \\
+    | [a-z0-9.-]+ == [A-Za-z0-9.]+ (\ (;|and)\ [a-z_]+\ [!=<>]+\ '[A-Za-z0-9._]+')* \ \\
     | \ {4}--hash=sha256:[0-9a-f]{64} (\ \\)?
     """,
     re.VERBOSE,

@@ -54,7 +54,7 @@ class RecurringSchedule:
     """Of each message."""
     key: str = ""
     """Of each message (KEY_SHARED)."""
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of each message, beside postdate.schedule.name and postdate.schedule.time-ms."""
     ttl: timedelta | None = None
     """Of each message, from its delivery time on; None: the topic's."""
