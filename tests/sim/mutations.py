@@ -53,8 +53,8 @@ MUTATIONS = (
     _bug(
         "no fsync of the journal",
         _JOURNAL,
-        "            self._file.sync()\n            self._end += length",
-        "            self._end += length",
+        "            self._file.pwrite_synced(parts, self._end)\n",
+        "            self._file.pwrite(parts, self._end)\n",
     ),
     _bug(
         "answered before the fsync",
@@ -67,12 +67,11 @@ MUTATIONS = (
     _bug(
         "a failed fsync is retried",
         _JOURNAL,
-        "            self._file.sync()\n            self._end += length",
+        "            self._file.pwrite_synced(parts, self._end)\n",
         "            try:\n"
-        "                self._file.sync()\n"
+        "                self._file.pwrite_synced(parts, self._end)\n"
         "            except OSError:\n"
-        "                self._file.sync()\n"
-        "            self._end += length",
+        "                self._file.sync()\n",
     ),
     _bug(
         "no fsync of the journal's folder",

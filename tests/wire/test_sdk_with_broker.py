@@ -99,9 +99,9 @@ async def test_every_way_to_send_arrives_in_due_order(client: postdate.Client) -
         messages = await take(subscription, 73)
         await subscription.ack_many(messages)
     assert len({message.id for message in messages}) == 73
-    times = [message.deliver_at for message in messages]
-    assert times[23:] == sorted(times[23:])
-    assert {message.id for message in messages[23:]} == set(receipts.ids())
+    delayed = [message for message in messages if message.payload.isdigit()]
+    assert [message.deliver_at for message in delayed] == sorted(message.deliver_at for message in delayed)
+    assert {message.id for message in delayed} == set(receipts.ids())
 
 
 async def test_confirmed_acks_do_not_come_back(client: postdate.Client) -> None:

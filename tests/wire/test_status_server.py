@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
@@ -433,11 +434,13 @@ async def test_reflection_lists_and_describes_the_services(wire: Wire, version: 
     assert {*SERVICES, "grpc.health.v1.Health", *reflections} <= listed
     for service in listed:
         answer = await reflected(wire, version, file_containing_symbol=service)
-        pool = DescriptorPool()
-        for each in reversed(
-            answer.file_descriptor_response.file_descriptor_proto
-        ):  # what is needed comes last
-            pool.AddSerializedFile(each)
+        files = map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+        waiting, pool = {each.name: each for each in files}, DescriptorPool()
+        while waiting:  # they come in any order
+            ready = [each for each in waiting.values() if not waiting.keys() & set(each.dependency)]
+            assert ready, f"{service}: a file is missing, or two need each other"
+            for each in ready:
+                pool.Add(waiting.pop(each.name))
         described = pool.FindServiceByName(service)
         assert described.methods
 

@@ -40,6 +40,22 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
             next_page_token=str(start + len(page)) if more else "",
         )
 
+    async def PutRecurring(self, request: schedule_pb2.PutRecurringRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        state = schedule_pb2.RecurringState(schedule=request.schedule)
+        created = request.schedule.name not in topic.recurring
+        topic.recurring[request.schedule.name] = state
+        return schedule_pb2.PutRecurringResponse(state=state, created=created)
+
+    async def ListRecurring(self, request: schedule_pb2.ListRecurringRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        names = [name for name in sorted(topic.recurring) if name > request.page_token]
+        page = names[: min(request.page_size, _PAGE)]
+        return schedule_pb2.ListRecurringResponse(
+            states=[topic.recurring[name] for name in page],
+            next_page_token=page[-1] if len(page) < len(names) else "",
+        )
+
     async def CountScheduled(self, request: schedule_pb2.CountScheduledRequest, context: Any) -> Any:
         topics = [await self._scheduled_topic(request, name, context) for name in request.topics]
         due = request.due

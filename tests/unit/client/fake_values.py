@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
 
 LEDGER = 7
 DETAILS_KEY = "grpc-status-details-bin"
@@ -68,6 +68,7 @@ class FakeTopic:
     cancelled: set[int] = field(default_factory=set)
     revisions: dict[int, int] = field(default_factory=dict)
     matching: list[tuple[int, int]] = field(default_factory=list)
+    recurring: dict[str, schedule_pb2.RecurringState] = field(default_factory=dict)
 
 
 @dataclass

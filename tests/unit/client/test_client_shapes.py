@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_origin, get_type_hints
 
 import click
@@ -17,7 +17,7 @@ from tests.unit.client.fake_server import FakeBroker
 
 Run = Callable[..., Any]
 
-PLACES = ["topics", "subscriptions", "backups", "dead_letters", "schedule"]
+PLACES = ["topics", "subscriptions", "backups", "dead_letters", "schedule", "recurring"]
 """Properties of a client with methods of their own; the first test knows when one is missing here."""
 
 
@@ -49,6 +49,7 @@ async def test_every_list_ends_at_its_limit(broker: FakeBroker, client: sdk.Clie
         await client.topics.create(name)
         await client.subscriptions.create("t", name)
         await client.backups.create(name)
+        await client.recurring.put("t", sdk.RecurringSchedule(name=name, interval=timedelta(hours=1)))
     async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:
         await producer.send_many([b"x"] * 5)
         for message in [await anext(subscription) for _ in range(5)]:
@@ -61,6 +62,7 @@ async def test_every_list_ends_at_its_limit(broker: FakeBroker, client: sdk.Clie
         "backups": client.backups.list,
         "dead_letters": lambda limit: client.dead_letters.list("t", "s", limit=limit),
         "schedule": lambda limit: client.schedule.list("t", limit=limit),
+        "recurring": lambda limit: client.recurring.list("t", limit=limit),
     }
     assert sorted(lists) == sorted(PLACES)
     for name, listed in lists.items():

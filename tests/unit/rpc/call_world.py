@@ -20,6 +20,7 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
 from broker.rpc.hand_over import HandOver
 from broker.runtime.ownership import Ownership
+from broker.storage.recurring_values import Definition, RecurringRule
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
@@ -156,6 +157,8 @@ async def make_world(clock: SimClock, ownership: Ownership | None = None, **chan
     inbox = await node.subscribe(TOPIC, "billing")
     await inbox.wait(3)  # what died of the other subscription; nobody acknowledges it here
     await node.broker.registry.topic_or_create("empty")
+    daily = Definition(RecurringRule(interval_ms=24 * LATER_MS), b"")
+    await node.broker.recurring.put(node.topic(TOPIC), "daily", daily)
     world = World(node, handlers, (node.broker, *services.values()), inbox, pending, dead)
     world.backup = (await node.broker.backups.create("old")).name
     await node.checkpoint()
@@ -220,6 +223,20 @@ plain("ScheduleService.CancelScheduled", schedule_pb2.CancelScheduledRequest(top
 plain(
     "ScheduleService.Reschedule",
     schedule_pb2.RescheduleRequest(topic=TOPIC, selector=KEYS, deliver_after_ms=LATER_MS),
+)
+REPORTS = schedule_pb2.RecurringSchedule(
+    name="new", interval_ms=24 * LATER_MS, message=message_pb2.Message(payload=b"x")
+)
+plain("ScheduleService.PutRecurring", schedule_pb2.PutRecurringRequest(topic=TOPIC, schedule=REPORTS))
+plain("ScheduleService.ListRecurring", schedule_pb2.ListRecurringRequest(topic=TOPIC))
+plain("ScheduleService.PreviewRecurring", schedule_pb2.PreviewRecurringRequest(topic=TOPIC, schedule=REPORTS))
+DAILY: dict[str, Any] = {"topic": TOPIC, "name": "daily"}
+plain("ScheduleService.GetRecurring", schedule_pb2.GetRecurringRequest(**DAILY))
+plain("ScheduleService.DeleteRecurring", schedule_pb2.DeleteRecurringRequest(**DAILY), "RECURRING_NOT_FOUND")
+plain("ScheduleService.PauseRecurring", schedule_pb2.PauseRecurringRequest(paused=True, **DAILY))
+plain("ScheduleService.TriggerRecurring", schedule_pb2.TriggerRecurringRequest(**DAILY))
+plain(
+    "ScheduleService.BackfillRecurring", schedule_pb2.BackfillRecurringRequest(start_ms=1, end_ms=2, **DAILY)
 )
 plain("AdminService.CreateTopic", admin_pb2.CreateTopicRequest(name="new"), "TOPIC_ALREADY_EXISTS")
 plain("AdminService.GetTopic", admin_pb2.GetTopicRequest(name=TOPIC))

@@ -198,6 +198,7 @@ class Edge:
             clock=SimClock(self.time, NOW_MS),
             registry=self.registry,
             check_serving=lambda: None,
+            recurring=None,
             counters=SimpleNamespace(refuse=lambda reason: None),
             ownership=AlwaysOwner(),
         )

@@ -17,6 +17,7 @@ from broker.errors import Corrupt
 from broker.policy import OVERDUE_DEAD_LETTER, TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
 from broker.runtime.supervise import YieldBudget
 from broker.storage.records import GivenBack, ReturnReason
+from broker.storage.recurring_values import Definition, RecurringRule
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.types import SubscriptionType
 from broker.topics import control
@@ -42,6 +43,8 @@ PATHS = [
     "/topics/orders/messages/1:1",
     "/topics/orders/subscriptions/billing/skip",
     "/topics/orders/subscriptions/billing/owed",
+    "/topics/orders/recurring",
+    "/topics/orders/recurring/report",
     "/dead-letters",
     "/dead-letters/orders/billing",
     "/dead-letters/orders/billing/purge",
@@ -66,6 +69,9 @@ async def filled(make_pages: MakePages, **settings: object) -> Pages:
     pages = await make_pages(**settings)
     topic = await pages.broker.registry.topic_or_create("orders")
     await topic.subscriptions.create("billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
+    await pages.broker.recurring.put(
+        topic, "report", Definition(RecurringRule(cron="0 9 1 1 *"), b"", paused=True)
+    )
     await pages.produce(
         "orders",
         *(

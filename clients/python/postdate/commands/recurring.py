@@ -14,7 +14,7 @@ from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
 from postdate.commands.settings import EXIT_FAILED, CommandFailed, CommandGroup, Settings, run
-from postdate.commands.values import DURATION, TIME, counted, local_time, show_duration
+from postdate.commands.values import DURATION, TIME, counted, limit_option, local_time, show_duration
 
 _COLUMNS = ["name", "recurs", "time_zone", "next", "paused"]
 _NAME = click.argument("name")
@@ -123,13 +123,14 @@ def _schedule(name: str, options: dict[str, Any], **others: Any) -> postdate.Rec
 @recurring.command("list")
 @click.argument("topic", type=TOPIC)
 @click.option("--prefix", default="", help="Only schedules whose name begins with this text.")
+@limit_option("by name")
 @click.pass_obj
-def list_recurring(settings: Settings, topic: str, prefix: str) -> None:
+def list_recurring(settings: Settings, topic: str, prefix: str, limit: int | None) -> None:
     """List the recurring schedules of TOPIC."""
 
     async def work() -> None:
         async with settings.client() as client:
-            states = [each async for each in client.recurring.list(topic, name_prefix=prefix)]
+            states = [each async for each in client.recurring.list(topic, name_prefix=prefix, limit=limit)]
         if settings.output == "table":
             rows = [_row(each) for each in states]
             emit_rows(settings, rows, _COLUMNS, topic, {"name", "next"})
