@@ -19,12 +19,15 @@ def run_when_woken() -> bool:
 
     Linux, from 6.12 on, lets a thread with a short slice of time go first. Otherwise the one that woke it goes on, here
     for as long as it has work, and a busy neighbour to the end of its own slice of milliseconds. Returns whether the
-    system took it: an older one goes on as it did.
+    system took it: an older one goes on as it did, as does one whose library or sandbox knows none of these calls.
     """
-    policy = os.sched_getscheduler(0)
-    if _SET_ATTRIBUTES is None or policy != os.SCHED_OTHER:
+    try:
+        policy = os.sched_getscheduler(0)
+        if _SET_ATTRIBUTES is None or policy != os.SCHED_OTHER:
+            return False
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, nice, 0, _SLICE_NS, 0, 0)
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        return bool(syscall(_SET_ATTRIBUTES, 0, attributes, 0) == 0)
+    except (OSError, AttributeError):  # musl answers ENOSYS, a filter of system calls EPERM
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, nice, 0, _SLICE_NS, 0, 0)
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    return bool(syscall(_SET_ATTRIBUTES, 0, attributes, 0) == 0)

@@ -115,7 +115,10 @@ class StepThread:
                     future.when_done(future)
 
     def _run(self) -> None:
-        run_when_woken()
+        with contextlib.suppress(
+            Exception
+        ):  # a thread that ends here leaves every caller waiting, without an error
+            run_when_woken()
         while self._steps or not self._is_shut_down:
             os.read(self._asked, len(_ONE))
             while self._steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import platform
 import threading
@@ -46,6 +48,21 @@ def test_the_system_takes_it():
 def test_where_the_call_has_no_known_number_nothing_changes():
     with patch.object(scheduling, "_SET_ATTRIBUTES", None):
         assert not run_when_woken()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (os, "sched_getscheduler", OSError(errno.ENOSYS, "musl does not have it")),
+        (os, "sched_getscheduler", PermissionError(errno.EPERM, "filtered")),
+        (os, "getpriority", PermissionError(errno.EPERM, "filtered")),
+        (ctypes, "CDLL", OSError("no library")),
+        (ctypes, "CDLL", AttributeError("no such function")),
+    ],
+)
+def test_a_system_without_one_of_the_calls_is_no_error(owner: object, name: str, error: Exception):
+    with patch.object(owner, name, side_effect=error):
+        assert run_when_woken() is False
 
 
 def test_a_system_that_refuses_it_is_no_error():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime import steps
 from broker.runtime.steps import StepThread, begin_step, run_step
 from tests.unit.storage.held_executor import HeldExecutor
 
@@ -49,6 +50,18 @@ def thread() -> Iterator[StepThread]:
     thread = StepThread("steps-of-a-test")
     yield thread
     thread.shutdown()
+
+
+async def test_a_thread_that_cannot_have_its_place_runs_steps(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> bool:
+        raise ValueError("whatever it is")
+
+    monkeypatch.setattr(steps, "run_when_woken", fail)
+    thread = StepThread("steps-of-a-test")
+    try:
+        assert await asyncio.wait_for(begin_step(thread, int), 10) == 0
+    finally:
+        thread.shutdown()
 
 
 async def test_steps_run_in_their_order_in_one_thread(thread: StepThread):
