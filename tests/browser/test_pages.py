@@ -345,6 +345,24 @@ def test_a_column_sorts_the_rows_that_are_shown(window: Window):
     assert not window.complaints
 
 
+def test_what_producers_write_holds_up_no_sorting(window: Window, shop: Shop):
+    texts = [f"{digits}x" for digits in ("1" * 40, "1 " * 20, "1," * 20, "1 min " * 15)] + ["0"]
+
+    async def produce(client: postdate.Client) -> None:
+        await client.subscriptions.create("digits", "work")
+        async with client.producer("digits") as producer:
+            await producer.send_many([text.encode() for text in texts])
+
+    shop.do(produce)
+    page = window.page
+    window.go("/topics/digits/subscriptions/work/owed")
+    page.set_default_timeout(1_000)
+    page.get_by_role("button", name="Payload", exact=True).click()
+    assert page.locator("th[aria-sort]").all_inner_texts() == ["Payload"]
+    assert set(page.locator("main tbody td:last-child").all_inner_texts()) == set(texts)
+    assert not window.complaints
+
+
 def test_from_a_subscription_to_who_holds_a_message_until_when(window: Window, shop: Shop):
     async def lease(client: postdate.Client) -> None:
         await client.subscriptions.create("held", "work")

@@ -60,7 +60,8 @@ if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.o
 // A column's name sorts the rows that a table shows by it, a second time the other way round.
 const UNITS = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, M: 1e6, G: 1e9, T: 1e12,
   ms: 1, s: 1e3, min: 6e4, h: 3.6e6, d: 8.64e7 };
-const AMOUNT = /^(in )?≤? ?(?:[\d,.]+ ?(?:[KMGT]iB|[BMGTshd]|ms|min)? ?)+(ago)?$/;
+// Linear in the text, which whoever produces may have chosen: each further part has to begin with a space.
+const AMOUNT = /^(?:in )?(?:≤ ?)?[\d,.]+(?: ?(?:[KMGT]iB|[BMGTshd]|ms|min))?(?: [\d,.]+ (?:d|h|min|s))*(?: ago)?$/;
 
 function sortKey(cell) {
   const text = cell.dataset.sort ?? cell.querySelector("time")?.dateTime ?? cell.textContent.trim();
