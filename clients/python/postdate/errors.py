@@ -115,9 +115,9 @@ class Internal(PostdateError):
 
 
 class PartlyStored(PostdateError):
-    """Some batches of one `send_many` were stored and others failed.
+    """Some batches of one `send_many` were stored and others failed; or some occurrences of one `backfill`.
 
-    `stored_count` messages of the list were stored; the first error is the cause (`__cause__`).
+    `stored_count` messages were stored; the first error is the cause (`__cause__`).
     """
 
     def __init__(self, message: str, *, stored_count: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from postdate._encode import encode_message
 from postdate._rpc import Rpc
 from postdate._time import duration_ms, epoch_ms, moment, moment_or_none, span
+from postdate.errors import PartlyStored, PostdateError
 from postdate.model import MessageId
 from postdate_api.v1 import message_pb2, schedule_pb2
 
@@ -93,7 +94,7 @@ class Recurring:
     async def put(self, topic: str, schedule: RecurringSchedule) -> RecurringState:
         """Create a schedule, or replace one: its occurrences from now on follow this. The same again does nothing."""
         request = schedule_pb2.PutRecurringRequest(topic=topic, schedule=to_message(schedule))
-        return state_of((await self._rpc.call(self._rpc.schedule.PutRecurring, request)).state)
+        return state_of((await self._rpc.call_once(self._rpc.schedule.PutRecurring, request)).state)
 
     async def get(self, topic: str, name: str) -> RecurringState:
         """One schedule; `NotFound` if there is none of that name."""
@@ -115,7 +116,7 @@ class Recurring:
     async def delete(self, topic: str, name: str) -> None:
         """Delete a schedule; its next occurrence is cancelled."""
         request = schedule_pb2.DeleteRecurringRequest(topic=topic, name=name)
-        await self._rpc.call(self._rpc.schedule.DeleteRecurring, request)
+        await self._rpc.call_once(self._rpc.schedule.DeleteRecurring, request)
 
     async def pause(self, topic: str, name: str) -> RecurringState:
         """Stop a schedule; its next occurrence is cancelled."""
@@ -128,7 +129,7 @@ class Recurring:
     async def trigger(self, topic: str, name: str, *, request_id: str = "") -> MessageId:
         """Store one message of a schedule now, and leave its times. With a `request_id` a repeat changes nothing."""
         request = schedule_pb2.TriggerRecurringRequest(topic=topic, name=name, request_id=request_id)
-        response = await self._rpc.call(self._rpc.schedule.TriggerRecurring, request)
+        response = await self._rpc.call_once(self._rpc.schedule.TriggerRecurring, request)
         return MessageId(response.id.ledger_id, response.id.entry_id)
 
     async def backfill(
@@ -136,7 +137,8 @@ class Recurring:
     ) -> Sequence[datetime]:
         """Store the occurrences from `start` on and before `end` once more, both in the past; returns which.
 
-        Calls of 1,000 occurrences follow each other. If one fails, those before it are stored.
+        Calls of at most 1,000 occurrences follow each other. If one fails after others: `PartlyStored`, whose message
+        says where to go on.
         """
         start_ms, end_ms = epoch_ms(start, "start"), epoch_ms(end, "end")
         found: list[datetime] = []
@@ -144,7 +146,17 @@ class Recurring:
             request = schedule_pb2.BackfillRecurringRequest(
                 topic=topic, name=name, start_ms=start_ms, end_ms=end_ms, dry_run=dry_run
             )
-            response = await self._rpc.call(self._rpc.schedule.BackfillRecurring, request)
+            call = self._rpc.call if dry_run else self._rpc.call_once
+            try:
+                response = await call(self._rpc.schedule.BackfillRecurring, request)
+            except PostdateError as error:
+                if dry_run or not found:
+                    raise
+                raise PartlyStored(
+                    f"{len(found):,} occurrences were stored, those before {moment(start_ms).isoformat()}; "
+                    f"then a call failed: {error}",
+                    stored_count=len(found),
+                ) from error
             found += map(moment, response.times_ms)
             start_ms = response.next_start_ms
         return found
@@ -168,7 +180,7 @@ class Recurring:
 
     async def _pause(self, topic: str, name: str, *, paused: bool) -> RecurringState:
         request = schedule_pb2.PauseRecurringRequest(topic=topic, name=name, paused=paused)
-        return state_of((await self._rpc.call(self._rpc.schedule.PauseRecurring, request)).state)
+        return state_of((await self._rpc.call_once(self._rpc.schedule.PauseRecurring, request)).state)
 
 
 def to_message(schedule: RecurringSchedule) -> schedule_pb2.RecurringSchedule:

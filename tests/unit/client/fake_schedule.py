@@ -56,6 +56,28 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
             next_page_token=page[-1] if len(page) < len(names) else "",
         )
 
+    async def DeleteRecurring(self, request: schedule_pb2.DeleteRecurringRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        del topic.recurring[request.name]
+        return schedule_pb2.DeleteRecurringResponse()
+
+    async def PauseRecurring(self, request: schedule_pb2.PauseRecurringRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        topic.recurring[request.name].schedule.paused = request.paused
+        return schedule_pb2.PauseRecurringResponse(state=topic.recurring[request.name])
+
+    async def TriggerRecurring(self, request: schedule_pb2.TriggerRecurringRequest, context: Any) -> Any:
+        await self._scheduled_topic(request, request.topic, context)
+        return schedule_pb2.TriggerRecurringResponse()
+
+    async def BackfillRecurring(self, request: schedule_pb2.BackfillRecurringRequest, context: Any) -> Any:
+        """One occurrence a call, each minute."""
+        await self._scheduled_topic(request, request.topic, context)
+        rest_ms = request.start_ms + 60_000
+        return schedule_pb2.BackfillRecurringResponse(
+            times_ms=[request.start_ms], next_start_ms=rest_ms if rest_ms < request.end_ms else 0
+        )
+
     async def CountScheduled(self, request: schedule_pb2.CountScheduledRequest, context: Any) -> Any:
         topics = [await self._scheduled_topic(request, name, context) for name in request.topics]
         due = request.due

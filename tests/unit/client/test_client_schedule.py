@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 import postdate
 from postdate import ChangeResult, MessageId, ScheduledState
+from postdate.recurring import Recurring
 from postdate_api.v1 import schedule_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import LEDGER, status
 
 HOUR = timedelta(hours=1)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+HOURLY = postdate.RecurringSchedule(name="hourly", interval=HOUR)
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
 NOT_FOUND, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
 UNAVAILABLE = status("INVALID_ARGUMENT", "BROKEN", "broken")
@@ -314,3 +318,37 @@ async def test_a_fraction_of_a_millisecond_makes_a_shift_later(
     for shift in (timedelta(microseconds=1), timedelta(microseconds=-1)):
         await client.schedule.move("t", MessageId(LEDGER, 0), shift=shift, dry_run=True)
     assert [each.shift_ms for each in asked(broker, schedule_pb2.RescheduleRequest)] == [1, 0]
+
+
+CHANGES: dict[str, Callable[[Recurring], Awaitable[Any]]] = {
+    "put": lambda recurring: recurring.put("t", HOURLY),
+    "pause": lambda recurring: recurring.pause("t", "hourly"),
+    "resume": lambda recurring: recurring.resume("t", "hourly"),
+    "delete": lambda recurring: recurring.delete("t", "hourly"),
+    "trigger": lambda recurring: recurring.trigger("t", "hourly"),
+    "backfill": lambda recurring: recurring.backfill("t", "hourly", PAST, PAST + HOUR),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_of_a_recurring_schedule_is_not_made_twice(
+    broker: FakeBroker, client: postdate.Client, pending: datetime, change: str
+) -> None:
+    await client.recurring.put("t", HOURLY)
+    before = len(broker.unary)
+    broker.knobs.schedule_errors.append(status("UNAVAILABLE", "STORAGE_FAILED", "no disk"))
+    with pytest.raises(postdate.Disconnected, match="may have happened or not"):
+        await CHANGES[change](client.recurring)
+    assert len(broker.unary) == before + 1
+
+
+async def test_a_backfill_that_is_cut_says_where_to_go_on(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.schedule_errors.extend((None, None, status("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", "full")))
+    with pytest.raises(
+        postdate.PartlyStored, match=r"2 occurrences were stored, those before .*00:02:00"
+    ) as caught:
+        await client.recurring.backfill("t", "hourly", PAST, PAST + HOUR)
+    assert caught.value.stored_count == 2
+    assert isinstance(caught.value.__cause__, postdate.LimitReached)

@@ -53,7 +53,8 @@ class Recurring:
     ) -> Sequence[datetime]:
         """Store the occurrences from `start` on and before `end` once more, both in the past; returns which.
 
-        Calls of 1,000 occurrences follow each other. If one fails, those before it are stored.
+        Calls of at most 1,000 occurrences follow each other. If one fails after others: `PartlyStored`, whose
+        message says where to go on.
         """
         return self._portal.run(self._inner.backfill(topic, name, start, end, dry_run=dry_run))
 
