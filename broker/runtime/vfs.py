@@ -126,7 +126,7 @@ class LocalFile:
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
         self._fd = fd
-        self._syncs_what_it_writes = True  # False where the system does not know the flag
+        self._takes_flag: bool | None = None  # to sync what is written; None until the system has shown it
 
     @property
     def path(self) -> str:
@@ -171,14 +171,18 @@ class LocalFile:
 
     def pwrite_synced(self, parts: Sequence[Buffer], offset: int) -> None:
         # In one call, where the system takes all of it.
-        if self._syncs_what_it_writes and len(parts) <= _IOV_MAX:
+        if self._takes_flag is not False and len(parts) <= _IOV_MAX:
             try:
-                if os.pwritev(self._fd, parts, offset, os.RWF_DSYNC) == sum(map(len, parts)):
-                    return
+                done = os.pwritev(self._fd, parts, offset, os.RWF_DSYNC)
             except OSError as error:
-                if error.errno not in _NO_FLAGS:
+                if self._takes_flag or error.errno not in _NO_FLAGS:  # from a disk, once the flag has worked
                     raise WriteFailed(error.errno, error.strerror, self._path) from error
-                self._syncs_what_it_writes = False
+                self._takes_flag = False
+            else:
+                if done:  # where there are no bytes, nobody looks at the flag
+                    self._takes_flag = True
+                if done == sum(map(len, parts)):
+                    return
         self.pwrite(parts, offset)
         self.sync()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -316,6 +317,46 @@ def test_a_system_that_cannot_sync_what_it_writes_is_asked_once(file: LocalFile,
         file.pwrite_synced([b"F"], 0)
     assert content(file) == b"F" + WHOLE[1:]
     assert asked == [0] and len(syncs) == 2
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_sync_that_fails_after_the_flag_has_worked_is_not_tried_in_another_way(file: LocalFile, error: int):
+    file.pwrite_synced(PARTS, 0)
+    real = os.pwritev
+
+    def refusing(fd: int, parts: Any, at: int, *flag: int) -> int:
+        if flag:
+            raise OSError(error, os.strerror(error))
+        return real(fd, parts, at)
+
+    with (
+        patch.object(os, "pwritev", refusing),
+        calls_noted("pwrite", "fdatasync") as calls,
+        pytest.raises(WriteFailed) as failed,
+    ):
+        file.pwrite_synced([b"F"], 0)
+    assert failed.value.errno == error
+    assert calls == []
+    assert content(file) == WHOLE
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_short_write_shows_that_the_flag_works_if_it_took_bytes(file: LocalFile, taken: int):
+    real = os.pwritev
+    flagged = iter([taken, None])
+
+    def short(fd: int, parts: Any, at: int, *flag: int) -> int:
+        if not flag:
+            return real(fd, parts, at)
+        if (count := next(flagged)) is None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, [b"".join(parts)[:count]], at, *flag)
+
+    with patch.object(os, "pwritev", short):
+        file.pwrite_synced(PARTS, 0)
+        with pytest.raises(WriteFailed) if taken else contextlib.nullcontext():
+            file.pwrite_synced(PARTS, 0)
+    assert content(file) == WHOLE
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EROFS])
