@@ -8,7 +8,7 @@ import re
 from typing import TypeVar
 
 from broker.errors import InvalidRequest
-from broker.model import Position
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.storage.backup_marker import Backup
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
@@ -50,7 +50,7 @@ def encode_place(position: Position) -> str:
 def decode_place(page_token: str) -> Position:
     """Return the place that a page of messages ended with."""
     match = _POSITION.fullmatch(decode_token(page_token) or "0.0")
-    if match is None:
+    if match is None or int(match[1]) > LEDGER_ID_MAX or int(match[2]) > ENTRY_ID_MAX:
         raise InvalidRequest("page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN")
     return Position(int(match[1]), int(match[2]))
 

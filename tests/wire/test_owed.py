@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.rpc.paging import encode_token
 from broker.topics import owed_list
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import Ahead, Id, Message, Serve, Wire, eventually, ids_of, now_ms, refused, within
@@ -15,6 +16,7 @@ LEASED = consumer_pb2.OWED_STATE_LEASED
 RETRYING = consumer_pb2.OWED_STATE_RETRYING
 NO_BACKOFF = admin_pb2.SubscriptionPolicy(initial_backoff_ms=0)
 HOUR_MS = 3_600_000
+TOKEN = "INVALID_PAGE_TOKEN"
 
 
 async def owed_of(
@@ -149,3 +151,22 @@ async def test_refusals(wire: Wire):
     }.items():
         refusal = await refused(wire.consumer.ListOwed(consumer_pb2.ListOwedRequest(**fields)))
         assert f"{refusal.reason} {''.join(refusal.fields)}" == expected
+
+
+async def test_a_page_begins_after_a_place_that_there_can_be(wire: Wire):
+    await wire.create_subscription("t")
+    await wire.produce("t", b"1")
+    await (await wire.subscribe("t")).delivery()
+    named = {"topic": "t", "subscription": "s"}
+    places = {"1.4294967295": "", "1.4294967296": TOKEN, "1.9999999999": TOKEN, f"{1 << 48}.0": TOKEN}
+    for place, reason in places.items():
+        token = encode_token(place)
+        owed = wire.consumer.ListOwed(
+            consumer_pb2.ListOwedRequest(**named, states=[LEASED], page_token=token)
+        )
+        letters = wire.admin.ListDeadLetters(admin_pb2.ListDeadLettersRequest(**named, page_token=token))
+        for call in (owed, letters):
+            if reason:
+                assert (await refused(call)).reason == reason
+            else:
+                assert (await within(call)).next_page_token == ""
