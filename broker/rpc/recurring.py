@@ -60,6 +60,13 @@ class RecurringCalls:
         definition = self._definition_of(request.topic, request.schedule, with_message=True)
         registry = self._broker.registry
         is_new_topic = request.topic not in registry.by_name
+        before = (
+            None if is_new_topic else registry.by_name[request.topic].recurring.get(request.schedule.name)
+        )
+        if (
+            before is None or before.definition != definition
+        ):  # the same again changes nothing, also once it is over
+            self._check_comes(definition)
         topic = await registry.topic_or_create(request.topic)
         if is_new_topic:
             note_created(self._broker, request.topic)
@@ -148,6 +155,7 @@ class RecurringCalls:
             case "schedule":
                 name = request.schedule.name
                 definition = self._definition_of(request.topic, request.schedule, with_message=False)
+                self._check_comes(definition)
             case _:
                 raise InvalidRequest(
                     "The request names no schedule: set a name, or a schedule",
@@ -211,14 +219,15 @@ class RecurringCalls:
                 reason="INVALID_OVERDUE_ACTION",
             )
         message = self._message_of(topic, schedule) if with_message else b""
-        definition = Definition(
+        return Definition(
             rule, message, start_ms, end_ms, schedule.jitter_ms, OverdueRuns(overdue), schedule.paused
         )
+
+    def _check_comes(self, definition: Definition) -> None:
         if next_after(definition, self._broker.clock.now_ms()) is None:
             raise InvalidRequest(
                 "The schedule has no occurrence after now", field="schedule", reason="NO_OCCURRENCE"
             )
-        return definition
 
     def _message_of(self, topic: str, schedule: schedule_pb2.RecurringSchedule) -> bytes:
         """The message of each occurrence, checked as one that is produced."""

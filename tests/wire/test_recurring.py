@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import postdate
+from broker.storage.recurring_values import Definition, RecurringRule
 from postdate import cli
 from postdate.commands.import_schedules import celery_schedules, crontab_schedules
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
@@ -117,6 +118,25 @@ async def test_a_schedule_over_grpc(wire: Wire):
 )
 async def test_what_is_refused(wire: Wire, fields: dict[str, Any], reason: str):
     assert (await refused(put(wire, **fields))).reason == reason
+
+
+async def test_the_same_again_changes_nothing_also_when_it_is_over(wire: Wire, run: Run, tmp_path: Path):
+    await put(wire, name="daily", interval_ms=DAY_MS)
+    topic = wire.broker.registry.topic("t")
+    over = Definition(RecurringRule(times_ms=(1_000, 2_000)), b"")
+    await wire.broker.recurring.put(topic, "a-list", over)
+    times = schedule_pb2.RecurringTimes(times_ms=[1_000, 2_000])
+    answer = await put(wire, name="a-list", times=times)
+    assert not answer.created and not answer.state.next_time_ms
+    assert (await refused(put(wire, name="a-list", times=times, paused=True))).reason == "NO_OCCURRENCE"
+    path = tmp_path / "schedules.jsonl"
+    assert (await run("recurring", "export", "t", "--file", str(path)))[0] == 0
+    code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
+    assert (code, [each["name"] for each in json.loads(out)]) == (0, ["a-list", "daily"]), err
+    for options in ((), ("--dry-run",)):
+        code, out, err = await run("recurring", "import", "other", str(path), "-o", "json", *options)
+        assert (code, [each["name"] for each in json.loads(out)]) == (0, ["daily"])
+        assert "a-list: it has no occurrence after now" in err
 
 
 async def test_calls_about_what_is_not_there_and_spans_that_are_none(wire: Wire):

@@ -296,7 +296,7 @@ def import_(settings: Settings, topic: str, source: TextIO, dry_run: bool) -> No
     """Put the schedules of FILE, JSON lines as `postdate recurring export` writes them; - is stdin.
 
     A schedule that is there is replaced; the same again changes nothing, so that a file may be imported at each
-    deployment. What is there and not in FILE stays.
+    deployment. What is there and not in FILE stays. One that has no occurrence after now is left out, and named.
     """
     schedules = []
     for number, line in enumerate(source, 1):
@@ -311,7 +311,10 @@ def import_(settings: Settings, topic: str, source: TextIO, dry_run: bool) -> No
 def put_all(
     settings: Settings, topic: str, schedules: Sequence[postdate.RecurringSchedule], *, dry_run: bool
 ) -> None:
-    """Put schedules one after the other, and say what is next of each; the first that is refused ends it."""
+    """Put schedules one after the other, and say what is next of each; the first that is refused ends it.
+
+    One that is over is named, and the others are put.
+    """
 
     async def work() -> None:
         rows: list[dict[str, Any]] = []
@@ -326,6 +329,11 @@ def put_all(
                         state = await client.recurring.put(topic, schedule)
                         next_time = state.next_time
                 except postdate.InvalidRequest as error:
+                    if error.reason == "NO_OCCURRENCE":
+                        click.echo(
+                            f"{schedule.name}: it has no occurrence after now, and is left out", err=True
+                        )
+                        continue
                     raise CommandFailed(
                         f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it are put",
                         EXIT_FAILED,
