@@ -62,7 +62,7 @@ class DeadLetterCalls:
         room, bytes_left = self._broker.config.frame_bytes_max, _LOOKED_BYTES_MAX
         places, last = self._office.places(subscription), decode_place(request.page_token)
         budget, looked = YieldBudget(self._broker.clock), 0
-        async for topic, position, frame in letters_after(places, last, count):
+        async for topic, position, frame in letters_after(places, last, search.step(count)):
             if len(response.dead_letters) == count or looked == LOOKED_MAX or bytes_left <= 0:
                 return _cut(response, last)
             looked, bytes_left = looked + 1, bytes_left - len(frame)

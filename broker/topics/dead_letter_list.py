@@ -16,6 +16,8 @@ from broker.topics.topic import Topic
 LOOKED_MAX = 10_000
 """Letters that a page of a search looks at."""
 
+_SEARCH_STEP = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class LetterSearch:
@@ -23,6 +25,10 @@ class LetterSearch:
 
     text: str
     given_up: DueRange
+
+    def step(self, page_size: int) -> int:
+        """How many letters to read at once: without a search all that are read are shown."""
+        return page_size if not self.text and self.given_up == DueRange() else _SEARCH_STEP
 
     def matches(self, reason: str, last_reason: str, time_ms: int) -> bool:
         if not self.given_up.start_ms <= time_ms < self.given_up.end_ms:

@@ -142,7 +142,7 @@ async def _letters(
     """The next letters that match, and the last place that was looked at; None: there are no more."""
     letters: list[tuple[str, Position, bytes]] = []
     looked, last = 0, after
-    async for place, position, frame in letters_after(places, after, _PAGE):
+    async for place, position, frame in letters_after(places, after, search.step(_PAGE)):
         if len(letters) == _PAGE or looked == LOOKED_MAX:
             return letters, last
         looked += 1

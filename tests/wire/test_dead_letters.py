@@ -13,6 +13,8 @@ import pytest
 
 from broker.rpc import dead_letters
 from broker.runtime.clock import SystemClock
+from broker.storage.salvage import read_marking_damage
+from broker.topics import dead_letter_list
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
 from tests.wire.conftest import (
     Ahead,
@@ -571,6 +573,29 @@ async def test_the_last_reason_is_kept_with_the_attempts_and_over_a_restart(serv
     assert [each["reason"] for each in lines] == ["max_delivery_attempts"], "the last nack is told once"
     subscription = wire.broker.registry.topic("t").subscription("s")
     assert subscription.reasons.texts == {}
+
+
+async def test_a_search_reads_many_letters_at_once_whatever_the_page_holds(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    stream = await wire.subscribe("t")
+    await wire.produce("t", *[b"x"] * 20)
+    await give_up(stream, 20)
+    reads = []
+
+    async def counted(log: Any, ledger_id: int, ids: Any, bytes_max: int) -> Any:
+        reads.append(len(ids))
+        return await read_marking_damage(log, ledger_id, ids, bytes_max)
+
+    monkeypatch.setattr(dead_letter_list, "read_marking_damage", counted)
+    nothing = schedule_pb2.TimeRange(start_ms=1, end_ms=2)
+    for search in ({"reason": "of the moon"}, {"dead_letter_time": nothing}):
+        assert await letters_of(wire, "t", page_size=1, **search) == []
+        assert reads == [20]
+        reads.clear()
+    request = admin_pb2.ListDeadLettersRequest(topic="t", subscription="s", page_size=1)
+    assert len((await within(wire.admin.ListDeadLetters(request))).dead_letters) == 1
+    assert reads == [1, 1]
 
 
 async def test_letters_are_searched_by_reason_and_time(
