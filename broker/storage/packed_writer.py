@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Generator
 from dataclasses import replace
 
+from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import BLOCK_ROWS, HEADER_BYTES, LedgerCapture
 from broker.storage.ledger_files import open_checked
@@ -45,7 +46,7 @@ def pack_rows(vfs: Vfs, folder: str, capture: LedgerCapture) -> Packing:
                 rows = column.read(source, low, min(BLOCK_ROWS, capture.row_count - low))
                 item, content = pack_block(rows)
                 if unpack_block(item, content, len(rows)).tobytes() != rows.tobytes():
-                    raise AssertionError(f"rows from {low} on are others once they are packed ({path})")
+                    raise Corrupt(f"The rows from {low} on are others once they are packed", path=path)
                 items.append(item)
                 contents.append(content)
             file.pwrite(contents, end)

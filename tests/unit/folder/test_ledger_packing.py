@@ -12,10 +12,11 @@ import pytest
 from broker.cluster.seals import read_seals
 from broker.folder import ledger_packing
 from broker.jobs.verify import verify_data_dir
-from broker.model import Position
+from broker.model import Position, RowColumn
 from broker.runtime.steps import run_step
+from broker.storage import packed_writer
 from broker.storage.layout import Layout
-from broker.storage.packed_rows import end_bytes
+from broker.storage.packed_rows import end_bytes, unpack_block
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -164,6 +165,31 @@ def test_a_disk_that_fails_leaves_the_rows_as_they_are(kind: str):
         assert verify_data_dir(node.vfs, DATA_DIR).problems == []
 
     run_sim(whole, seed=1)
+
+
+def test_packing_1_rows_that_are_others_once_packed_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def unpacked_wrong(item: bytes, content: bytes, count: int) -> RowColumn:
+        rows = unpack_block(item, content, count)
+        rows["crc"][-1] ^= 1
+        return rows
+
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(packed_writer, "unpack_block", unpacked_wrong)
+            await asyncio.sleep(LOOK)
+        assert packed(node) == set()
+        assert node.failures == []
+        assert caplog.text.count("could not be packed") == 1
+        assert "0.packed" not in endings(node, pending[0].ledger_id)
+        await all_are_there(node, pending)
+        await asyncio.sleep(ledger_packing._RETRY_SECONDS + LOOK)
+        assert packed(node) == {pending[0].ledger_id}
+        return node
+
+    run(scenario, packed_rows_min=1)
 
 
 @pytest.mark.parametrize("what", ["the topic is deleted", "the broker stops", "the ledger is compacted"])
