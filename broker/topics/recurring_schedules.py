@@ -358,7 +358,10 @@ class RecurringSchedules:
     async def backfill(
         self, topic: Topic, name: str, start_ms: int, end_ms: int, *, dry_run: bool
     ) -> tuple[list[int], int]:
-        """Store the occurrences of a span of the past; returns them, and where the rest begins, if there is one."""
+        """Store the occurrences of a span of the past; returns them, and where the rest begins, if there is one.
+
+        A refusal ends it: it is raised if nothing was stored, and otherwise met again by the call for the rest.
+        """
         state = self.state(topic, name)
         if self._withdrawn(topic, state) is not None:  # it holds the key of its occurrence
             end_ms = min(end_ms, state.progress.ahead_ms)
@@ -373,9 +376,18 @@ class RecurringSchedules:
                 break
             times.append(time_ms)
             await budget.spent()
-        if not dry_run:
-            for first in range(0, len(times), _BATCH_MESSAGES):
-                await self._store_past(topic, name, state.definition, times[first : first + _BATCH_MESSAGES])
+        if dry_run:
+            return times, rest_ms
+        step = max(1, min(_BATCH_MESSAGES, _BATCH_BYTES // (len(state.definition.message) + 1)))
+        for first in range(0, len(times), step):
+            try:
+                await self._store_past(topic, name, state.definition, times[first : first + step])
+            except StorageFailed:  # this part is in doubt
+                raise
+            except PostdateError:
+                if not first:
+                    raise
+                return times[:first], times[first]
         return times, rest_ms
 
     def state(self, topic: Topic, name: str) -> RecurringStanding:

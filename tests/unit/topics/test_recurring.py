@@ -267,6 +267,26 @@ def test_trigger_and_backfill_leave_the_times_as_they_are() -> None:
     run(scenario)
 
 
+def test_a_backfill_that_is_refused_on_its_way_says_where_the_rest_begins() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        topic, recurring, inbox = node.topic(TOPIC), node.broker.recurring, await node.subscribe(TOPIC, "all")
+        await put(node, "a", Definition(SECONDS.rule, MESSAGE, paused=True))
+        await topic.change_policy(TopicPolicy(max_pending_messages=600))
+        start_ms, rest_ms = START_MS - 800_000, START_MS - 800_000 + 512_000
+        times, next_ms = await recurring.backfill(topic, "a", start_ms, START_MS, dry_run=False)
+        assert (len(times), times[-1], next_ms) == (512, rest_ms - 1_000, rest_ms)
+        with pytest.raises(LimitReached):
+            await recurring.backfill(topic, "a", next_ms, START_MS, dry_run=False)
+        await topic.change_policy(TopicPolicy())
+        times, next_ms = await recurring.backfill(topic, "a", next_ms, START_MS, dry_run=False)
+        assert (len(times), times[0], next_ms) == (288, rest_ms, 0)
+        await inbox.wait(800)
+        await asyncio.sleep(1)
+        assert len(inbox.received) == 800  # none of them twice
+
+    run(scenario)
+
+
 def test_the_number_of_schedules_is_limited() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         results = await asyncio.gather(
