@@ -335,6 +335,43 @@ def test_periodic_tasks_of_celery():
     assert (interval.interval, interval.paused) == (timedelta(seconds=10), True)
 
 
+def test_tasks_of_celery_that_no_schedule_is_like_are_named(capsys: pytest.CaptureFixture[str]):
+    def row(model: str, key: int, **fields: Any) -> dict[str, Any]:
+        return {"model": f"django_celery_beat.{model}", "pk": key, "fields": fields}
+
+    def crontab(key: int, day_of_month: str, day_of_week: str) -> dict[str, Any]:
+        days = {"day_of_month": day_of_month, "month_of_year": "*", "day_of_week": day_of_week}
+        return row("crontabschedule", key, minute="0", hour="3", **days)
+
+    def task(name: str, **fields: Any) -> dict[str, Any]:
+        return row("periodictask", len(name), name=name, task="t", **fields)
+
+    dump = [
+        crontab(1, "1-7", "mon"),
+        crontab(2, "*/2", "mon"),
+        row("intervalschedule", 1, every=5_000_000, period="microseconds"),
+        row("intervalschedule", 2, every=5, period="microseconds"),
+        row("intervalschedule", 3, every=5, period="weeks"),
+        task("both", crontab=1),
+        task("stars", crontab=2, queue="slow", expires="2030-01-01T00:00:00Z", headers="{}", priority=None),
+        task("five-s", interval=1, start_time="2030-01-01T00:00:00Z"),
+        task("five-us", interval=2),
+        task("five-weeks", interval=3),
+    ]
+    found = list(celery_schedules(dump, "UTC"))
+    assert [(each.name, each.cron, each.interval) for each in found] == [
+        ("stars", "0 3 */2 * mon", None),
+        ("five-s", "", timedelta(seconds=5)),
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "both: a crontab of days that must match both day_of_month and day_of_week is left out",
+        "stars: put without queue, expires",
+        "five-s: put without start_time",
+        "five-us: an interval below a second is left out",
+        "five-weeks: an interval in weeks is left out",
+    ]
+
+
 def test_lines_of_schedules_come_back_as_they_were():
     schedule = postdate.RecurringSchedule(
         name="s",

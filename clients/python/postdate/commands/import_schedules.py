@@ -34,7 +34,26 @@ _VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _ZONES = {"CRON_TZ", "TZ"}
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._~-]+")
 _NAME_CHARACTERS = 60
-_PERIODS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
+_PERIODS = {
+    "days": timedelta(days=1),
+    "hours": timedelta(hours=1),
+    "minutes": timedelta(minutes=1),
+    "seconds": timedelta(seconds=1),
+    "microseconds": timedelta(microseconds=1),
+}
+_SHORTEST = timedelta(seconds=1)
+_DROPPED = (
+    "queue",
+    "exchange",
+    "routing_key",
+    "headers",
+    "priority",
+    "expires",
+    "expire_seconds",
+    "start_time",
+)
+"""Fields of a periodic task that a schedule has no place for."""
+_EMPTY = (None, "", "{}", 0)
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Put nothing; print what would be put.")
 _ZONE = click.option("--time-zone", default="UTC", show_default=True, help="Zone where the file names none.")
 
@@ -103,7 +122,9 @@ def celery_beat(settings: Settings, topic: str, source: TextIO, time_zone: str, 
     """Put the periodic tasks of django-celery-beat as recurring schedules of TOPIC.
 
     FILE is what `python manage.py dumpdata django_celery_beat` writes; - is stdin. The payload is a JSON object with
-    task, args and kwargs. Tasks that are not enabled are put paused; solar and one-off tasks are left out, and named.
+    task, args and kwargs. Tasks that are not enabled are put paused. Left out and named are solar and one-off tasks,
+    intervals below a second, and crontabs that restrict both day of month and day of week: in Celery both must match.
+    Fields that a schedule does not have are named, such as expires, start_time and queue.
     """
     try:
         dump = json.load(source)
@@ -121,18 +142,12 @@ def celery_schedules(dump: list[dict[str, Any]], zone: str) -> Iterator[postdate
     for (model, _), task in rows.items():
         if model != "django_celery_beat.periodictask" or task["task"] == "celery.backend_cleanup":
             continue
-        when: dict[str, Any]
-        if task.get("crontab") and not task.get("one_off"):
-            fields = rows["django_celery_beat.crontabschedule", task["crontab"]]
-            names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
-            cron = " ".join(str(fields[name]).replace(" ", "") for name in names)
-            when = {"cron": cron, "time_zone": fields.get("timezone") or zone}
-        elif task.get("interval") and not task.get("one_off"):
-            fields = rows["django_celery_beat.intervalschedule", task["interval"]]
-            when = {"interval": timedelta(seconds=fields["every"] * _PERIODS[fields["period"]])}
-        else:
-            click.echo(f"{task['name']}: a solar or one-off task is left out", err=True)
+        when = _when(task, rows, zone)
+        if isinstance(when, str):
+            click.echo(f"{task['name']}: {when} is left out", err=True)
             continue
+        if dropped := [name for name in _DROPPED if task.get(name) not in _EMPTY]:
+            click.echo(f"{task['name']}: put without {', '.join(dropped)}", err=True)
         content = {
             "task": task["task"],
             "args": json.loads(task.get("args") or "[]"),
@@ -144,6 +159,26 @@ def celery_schedules(dump: list[dict[str, Any]], zone: str) -> Iterator[postdate
             payload=json.dumps(content).encode(),
             **when,
         )
+
+
+def _when(
+    task: dict[str, Any], rows: dict[tuple[str, Any], dict[str, Any]], zone: str
+) -> dict[str, Any] | str:
+    """When a periodic task recurs, as fields of a schedule; or what it is, if no schedule is like that."""
+    if task.get("crontab") and not task.get("one_off"):
+        fields = rows["django_celery_beat.crontabschedule", task["crontab"]]
+        names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+        parts = {name: str(fields[name]).replace(" ", "") for name in names}
+        if not any(parts[name].startswith("*") for name in ("day_of_month", "day_of_week")):
+            return "a crontab of days that must match both day_of_month and day_of_week"
+        return {"cron": " ".join(parts.values()), "time_zone": fields.get("timezone") or zone}
+    if task.get("interval") and not task.get("one_off"):
+        fields = rows["django_celery_beat.intervalschedule", task["interval"]]
+        if fields["period"] not in _PERIODS:
+            return f"an interval in {fields['period']}"
+        interval = fields["every"] * _PERIODS[fields["period"]]
+        return {"interval": interval} if interval >= _SHORTEST else "an interval below a second"
+    return "a solar or one-off task"
 
 
 def _name(text: str, seen: Counter[str] | None) -> str:
