@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -388,3 +389,42 @@ def test_lines_of_schedules_come_back_as_they_were():
     for line in ("[]", '{"name": "x", "crom": 1}', '{"name": "x", "payload": "a", "payload_base64": "YQ=="}'):
         with pytest.raises(ValueError, match="it "):
             schedule_of_line(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("payload", 5), ("payload_base64", 5), ("cron", 5), ("time_zone", None), ("key", ["k"])),
+        *(
+            ("ttl_ms", "1"),
+            ("interval_ms", True),
+            ("paused", "no"),
+            ("properties", []),
+            ("properties", {"a": 1}),
+        ),
+    ],
+)
+def test_a_value_of_another_type_in_a_line_is_refused_by_its_name(name: str, value: Any):
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        schedule_of_line(json.dumps({"name": "x", name: value}))
+
+
+async def test_tables_name_their_zone_and_times_may_come_in_any_order(
+    wire: Wire, run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        later, sooner = "2030-01-02T00:00:00Z", "2030-01-01T00:00:00+01:00"
+        code, out, err = await run("recurring", "put", "t", "s", "--at", later, "--at", sooner, "-o", "json")
+        assert code == 0, err
+        assert json.loads(out)["times"] == ["2029-12-31T23:00:00+00:00", "2030-01-02T00:00:00+00:00"]
+        _, out, _ = await run("recurring", "list", "t")
+        assert "t, times in CE" in out and "2030-01-01 00:00:00" in out
+        await run("recurring", "put", "t", "hourly", "--every", "1h")
+        span = ("--from", "2026-01-01T00:00:00Z", "--until", "2026-01-01T03:00:00Z")
+        _, out, _ = await run("recurring", "backfill", "t", "hourly", *span, "--dry-run")
+        assert "3 occurrences, times in CE" in " ".join(out.split()) and "2026-01-01 01:00:00" in out
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TextIO
 
 import click
@@ -14,7 +14,15 @@ from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
 from postdate.commands.settings import EXIT_FAILED, CommandFailed, CommandGroup, Settings, run
-from postdate.commands.values import DURATION, TIME, counted, limit_option, local_time, show_duration
+from postdate.commands.values import (
+    DURATION,
+    TIME,
+    counted,
+    limit_option,
+    local_time,
+    local_zone,
+    show_duration,
+)
 
 _COLUMNS = ["name", "recurs", "time_zone", "next", "paused"]
 _NAME = click.argument("name")
@@ -73,7 +81,11 @@ def _definition(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Which occurrences to store of those that were missed while the broker was down; one: the last.",
 )
-@click.option("--paused", is_flag=True, help="Store nothing until the schedule is resumed.")
+@click.option(
+    "--paused",
+    is_flag=True,
+    help="Store nothing until the schedule is resumed. Of a new one only: one that is there keeps its pause.",
+)
 @click.option("--payload", default="", help="Text of the messages.")
 @click.option("--key", default="", help="Key of the messages.")
 @click.option(
@@ -117,6 +129,7 @@ def put(
 def _schedule(name: str, options: dict[str, Any], **others: Any) -> postdate.RecurringSchedule:
     if bool(options["cron"]) + (options["interval"] is not None) + bool(options["times"]) != 1:
         raise click.UsageError("give one of --cron, --every and --at")
+    options = options | {"times": sorted(options["times"])}  # the broker wants them to rise
     return postdate.RecurringSchedule(name=name, **options, **others)
 
 
@@ -133,7 +146,8 @@ def list_recurring(settings: Settings, topic: str, prefix: str, limit: int | Non
             states = [each async for each in client.recurring.list(topic, name_prefix=prefix, limit=limit)]
         if settings.output == "table":
             rows = [_row(each) for each in states]
-            emit_rows(settings, rows, _COLUMNS, topic, {"name", "next"})
+            title = f"{topic}, times in {local_zone(datetime.now(UTC))}"
+            emit_rows(settings, rows, _COLUMNS, title, {"name", "next"})
         else:
             emit_rows(settings, [_record(each) for each in states], _COLUMNS)
 
@@ -231,7 +245,8 @@ def backfill(
         rows = [{"time": each.isoformat()} for each in times]
         if settings.output == "table":
             rows = [{"time": local_time(each)} for each in times]
-        emit_rows(settings, rows, ["time"], counted(len(times), "occurrence"))
+        title = f"{counted(len(times), 'occurrence')}, times in {local_zone(datetime.now(UTC))}"
+        emit_rows(settings, rows, ["time"], title)
 
     run(work())
 

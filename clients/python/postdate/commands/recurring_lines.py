@@ -64,6 +64,7 @@ def schedule_of_line(line: str) -> RecurringSchedule:
         raise ValueError(f"it has the unknown field {min(unknown)!r}")
     if "payload" in fields and "payload_base64" in fields:
         raise ValueError("it has payload and payload_base64")
+    _check_types(fields)
     payload = fields.get("payload", "").encode()
     if "payload_base64" in fields:
         payload = base64.b64decode(fields["payload_base64"], validate=True)
@@ -74,8 +75,22 @@ def schedule_of_line(line: str) -> RecurringSchedule:
         name=fields["name"],
         times=tuple(map(parse_time, fields.get("times", ()))),
         overdue=RecurringOverdue(fields.get("overdue", "all")),
-        paused=bool(fields.get("paused", False)),
+        paused=fields.get("paused", False),
         payload=payload,
         properties=fields.get("properties", {}),
         **given,
     )
+
+
+def _check_types(fields: dict[str, Any]) -> None:
+    for name in (*_TEXTS, "payload", "payload_base64"):
+        if not isinstance(fields.get(name, ""), str):
+            raise ValueError(f"{name} must be a string")
+    for name in (f"{each}_ms" for each in _DURATIONS):
+        if type(fields.get(name, 0)) is not int:  # a bool is an int as well
+            raise ValueError(f"{name} must be a whole number of milliseconds")
+    if not isinstance(fields.get("paused", False), bool):
+        raise ValueError("paused must be true or false")
+    properties = fields.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(each, str) for each in properties.values()):
+        raise ValueError("properties must be an object of strings")
