@@ -219,6 +219,23 @@ async def test_a_topic_without_room_holds_up_no_other_and_goes_on_in_order_once_
     assert found == expected
 
 
+async def test_as_many_as_a_topic_has_room_for_are_sent_though_it_is_never_empty(client, conninfo):
+    await client.topics.create("narrow", postdate.TopicPolicy(max_pending_messages=4))
+    await client.subscriptions.create("narrow", "s", initial_position=EARLIEST)
+    async with client.producer("narrow") as producer:
+        await producer.send(b"0")  # with which a list of four is too long
+    put(conninfo, b"1", b"2", b"3", b"4", topic="narrow")
+    async with relaying(client, conninfo), client.subscribe("narrow", "s") as subscription:
+        await until(conninfo, "(SELECT count(*) = 1 FROM postdate_outbox)")
+        assert rows(conninfo, "payload, error") == [(b"4", None)]
+        arriving = aiter(subscription)
+        found = [await within(anext(arriving)) for _ in range(4)]
+        await found[0].ack()
+        found.append(await within(anext(arriving)))
+        assert [message.payload for message in found] == [b"0", b"1", b"2", b"3", b"4"]
+        await until(conninfo, EMPTY)
+
+
 async def test_each_message_is_stored_once_wherever_its_relay_is_killed(client, conninfo, wire):
     """Kills a process at each of its steps: before and after each statement and each list that it sends."""
 

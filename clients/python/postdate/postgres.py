@@ -371,14 +371,18 @@ class _Outbox:
             error = failure.__cause__ if isinstance(failure, PartlyStored) else failure
             if isinstance(error, PostdateError) and error.reason == "SEQUENCE_TOO_OLD":
                 await self._number_anew(topic, rows)
-            elif not isinstance(failure, (TypeError, ValueError, PartlyStored, *_FINAL)):
+            elif not isinstance(failure, (TypeError, ValueError, PartlyStored, LimitReached, *_FINAL)):
                 raise
-            elif len(rows) == 1:
-                await self._set_aside(rows[0], failure)
-            else:  # one of them is refused, or there is room for some; the others are repeats if they were stored
+            elif len(rows) > 1:
+                # One of them is refused, or there is room for some; the others are repeats if they were stored. Where
+                # there is none, the first half ends with the refusal of one row, and the second one is not sent.
                 half = len(rows) // 2
                 await self._send_topic(topic, rows[:half])
                 await self._send_topic(topic, rows[half:])
+            elif isinstance(failure, LimitReached):
+                raise
+            else:
+                await self._set_aside(rows[0], failure)
             return
         await self._execute("DELETE FROM postdate_outbox WHERE id = ANY(%s)", [row.id for row in rows])
         self._counts.sent += len(rows)
