@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Any
 
 from google.protobuf.message import Message
@@ -18,10 +17,12 @@ from broker.rpc.audit_trail import note_created
 from broker.rpc.decode import decode_produce
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.request_ids import RequestIds
+from broker.runtime.supervise import YieldBudget
 from broker.settings import DAY_MS
 from broker.storage.recurring import RecurringStanding
 from broker.storage.recurring_values import INTERVAL_MS_MIN, TIMES_MAX, Definition, OverdueRuns, RecurringRule
-from broker.topics.recurrence import check_rule, next_after, occurrence, occurrences, zone_of
+from broker.topics.recurrence import check_rule, next_after, occurrence
+from broker.topics.recurring_reading import read_occurrences, wall_time
 from broker.topics.topic import Topic
 from postdate_api.v1 import producer_pb2, schedule_pb2
 
@@ -162,15 +163,17 @@ class RecurringCalls:
                     field="of",
                     reason="INVALID_SELECTOR",
                 )
-        zone = zone_of(definition.rule.zone)
         response = schedule_pb2.PreviewRecurringResponse()
-        for time_ms in itertools.islice(occurrences(definition, after_ms), request.count or _COUNT):
-            wall = datetime.fromtimestamp(time_ms / 1_000, zone)
+        budget = YieldBudget(self._broker.clock)
+        following = read_occurrences(name, definition, after_ms)
+        for time_ms in itertools.islice(following, request.count or _COUNT):
+            wall = wall_time(definition.rule, time_ms)
             response.occurrences.add(
                 time_ms=time_ms,
                 deliver_at_ms=occurrence(name, definition, time_ms).deliver_at_ms,
                 wall_time=wall.isoformat(timespec="milliseconds" if time_ms % 1_000 else "seconds"),
             )
+            await budget.spent()
         return response
 
     # -- schedules as the API has them -----------------------------------------------------------------------

@@ -40,10 +40,10 @@ from broker.topics.recurrence import (
     DueOccurrence,
     next_after,
     occurrence,
-    occurrences,
     plan_due,
 )
 from broker.topics.recurring_frames import OccurrenceBatch
+from broker.topics.recurring_reading import read_occurrences
 from broker.topics.refusals import topic_not_found
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
@@ -368,7 +368,7 @@ class RecurringSchedules:
         times: list[int] = []
         budget = YieldBudget(self._clock)
         rest_ms = 0
-        for time_ms in occurrences(state.definition, start_ms - 1):
+        for time_ms in read_occurrences(name, state.definition, start_ms - 1):
             if time_ms >= end_ms:
                 break
             if len(times) == BACKFILL_MAX:

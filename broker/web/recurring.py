@@ -5,15 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
+from broker.errors import Refused
 from broker.storage.recurring import RecurringStanding
 from broker.storage.recurring_values import Definition
-from broker.topics.recurrence import occurrence, occurrences, zone_of
+from broker.topics.recurrence import occurrence
+from broker.topics.recurring_reading import read_occurrences, wall_time
 from broker.web.render import duration, plural
 from broker.web.site import Visit
 
@@ -68,6 +69,15 @@ async def show_schedule(visit: Visit) -> web.Response:
     state = visit.broker.recurring.state(topic, name)
     definition = state.definition
     following = visit.broker.recurring.next_of(name, state)
+    times: Sequence[TimeRow] = []
+    unreadable = ""
+    try:
+        if following is not None:
+            times = _times(name, definition, following.time_ms - 1)
+        else:
+            next(read_occurrences(name, definition, 0), None)
+    except Refused as refusal:
+        unreadable = str(refusal)
     return await visit.page(
         "recurring_one.html",
         topic=topic.name,
@@ -76,7 +86,8 @@ async def show_schedule(visit: Visit) -> web.Response:
         definition=definition,
         overdue=definition.overdue.name.lower(),
         message_bytes=len(definition.message),
-        times=[] if following is None else _times(name, definition, following.time_ms - 1),
+        times=times,
+        unreadable=unreadable,
     )
 
 
@@ -101,7 +112,7 @@ def _times(name: str, definition: Definition, after_ms: int) -> Sequence[TimeRow
             _wall(definition, time_ms),
             occurrence(name, definition, time_ms).deliver_at_ms if definition.jitter_ms else 0,
         )
-        for time_ms in islice(occurrences(definition, after_ms), _TIMES_SHOWN)
+        for time_ms in islice(read_occurrences(name, definition, after_ms), _TIMES_SHOWN)
     ]
 
 
@@ -114,5 +125,4 @@ def _recurs(definition: Definition) -> str:
 
 def _wall(definition: Definition, time_ms: int) -> str:
     """A time on the wall clock of the schedule's zone."""
-    wall = datetime.fromtimestamp(time_ms / 1_000, zone_of(definition.rule.zone))
-    return f"{wall:%a %Y-%m-%d %H:%M:%S %Z}"
+    return f"{wall_time(definition.rule, time_ms):%a %Y-%m-%d %H:%M:%S %Z}"

@@ -10,9 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import postdate
+from broker.model import DELIVER_AT_MS_MAX
+from broker.rpc.recurring import RecurringCalls
+from broker.rpc.request_ids import RequestIds
 from broker.storage.recurring_values import Definition, RecurringRule
 from postdate import cli
 from postdate.commands.import_schedules import celery_schedules, crontab_schedules
@@ -153,6 +157,61 @@ async def test_calls_about_what_is_not_there_and_spans_that_are_none(wire: Wire)
     assert (await refused(wire.schedule.PreviewRecurring(many))).reason == "INVALID_COUNT"
     nothing = schedule_pb2.PreviewRecurringRequest(topic="t")
     assert (await refused(wire.schedule.PreviewRecurring(nothing))).reason == "INVALID_SELECTOR"
+
+
+async def test_a_zone_that_has_vanished_is_told(wire: Wire):
+    await put(wire, name="hourly", interval_ms=3_600_000)
+    topic = wire.broker.registry.topic("t")
+    for name, rule in (
+        ("cron", RecurringRule(cron="0 9 * * *", zone="Europe/Bonn")),
+        ("interval", RecurringRule(interval_ms=DAY_MS, zone="Europe/Bonn")),
+    ):
+        await wire.broker.recurring.put(topic, name, Definition(rule, b""))
+    preview = await refused(
+        wire.schedule.PreviewRecurring(schedule_pb2.PreviewRecurringRequest(topic="t", name="cron"))
+    )
+    backfill = await refused(
+        wire.schedule.BackfillRecurring(
+            schedule_pb2.BackfillRecurringRequest(topic="t", name="cron", start_ms=1, end_ms=DAY_MS)
+        )
+    )
+    for refusal in (preview, backfill):
+        assert (refusal.code, refusal.reason, refusal.metadata["time_zone"]) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "RECURRING_NOT_READABLE",
+            "Europe/Bonn",
+        )
+    of_interval = schedule_pb2.PreviewRecurringRequest(topic="t", name="interval", after_ms=1)
+    answer = await within(wire.schedule.PreviewRecurring(of_interval))
+    assert answer.occurrences[0].wall_time == "1970-01-02T00:00:00+00:00"
+    listed = await within(wire.schedule.ListRecurring(schedule_pb2.ListRecurringRequest(topic="t")))
+    assert len(listed.states) == 3
+
+
+async def test_the_last_time_there_is_ahead_of_utc(wire: Wire):
+    times = schedule_pb2.RecurringTimes(times_ms=[DELIVER_AT_MS_MAX])
+    await put(wire, times=times, time_zone="Pacific/Kiritimati")
+    request = schedule_pb2.PreviewRecurringRequest(topic="t", name="s")
+    answer = await within(wire.schedule.PreviewRecurring(request))
+    assert [each.wall_time for each in answer.occurrences] == ["9999-12-31T23:59:59.999+00:00"]
+
+
+async def test_a_long_preview_lets_others_run(wire: Wire):
+    _, preview = RecurringCalls(wire.broker, RequestIds(wire.broker.clock)).calls()["PreviewRecurring"]
+    schedule = schedule_pb2.RecurringSchedule(name="s", cron="* * * * * *")
+    request = schedule_pb2.PreviewRecurringRequest(topic="t", schedule=schedule, count=1_000)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(count())
+    await preview(request)
+    other.cancel()
+    assert turns >= 3
 
 
 async def test_a_repeated_trigger_is_answered_and_stores_nothing(wire: Wire):

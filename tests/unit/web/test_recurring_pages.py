@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.model import DELIVER_AT_MS_MAX
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
 from tests.harness import Outgoing
 from tests.unit.web.conftest import MakePages
@@ -30,3 +31,20 @@ async def test_schedules_and_the_next_ten_times_of_one(make_pages: MakePages) ->
     assert "None while it is paused" in await pages.get("/topics/orders/recurring/stopped")
     await pages.get("/topics/orders/recurring/no", status=404)
     assert "/topics/orders/recurring" in await pages.get("/topics/orders")
+
+
+async def test_a_zone_that_is_not_there_and_a_time_that_is_too_late_for_one(make_pages: MakePages) -> None:
+    pages = await make_pages()
+    await pages.produce("orders", Outgoing(b"x"))
+    topic = pages.broker.registry.topic("orders")
+    for name, rule in (
+        ("cron", RecurringRule(cron="0 9 * * *", zone="Europe/Bonn")),
+        ("interval", RecurringRule(interval_ms=90_000, zone="Europe/Bonn")),
+        ("last", RecurringRule(times_ms=(DELIVER_AT_MS_MAX,), zone="Pacific/Kiritimati")),
+    ):
+        await pages.broker.recurring.put(topic, name, Definition(rule, b""))
+    page = await pages.get("/topics/orders/recurring")
+    assert "3 schedules" in page and "Fri 9999-12-31 23:59:59 UTC" in page
+    assert "does not know its time zone" in await pages.get("/topics/orders/recurring/cron")
+    assert ":00 UTC" in await pages.get("/topics/orders/recurring/interval")
+    assert "Fri 9999-12-31 23:59:59 UTC" in await pages.get("/topics/orders/recurring/last")
