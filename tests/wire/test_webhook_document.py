@@ -19,11 +19,16 @@ import postdate
 from tests.wire.conftest import Wire, within
 
 PAGE = Path(__file__).parents[2] / "docs/webhooks.md"
+KEY = bytes(range(200, 232))
 
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setenv("WEBHOOK_SECRET", "secret")
+    monkeypatch.setenv("WEBHOOK_SECRET", "whsec_" + base64.b64encode(KEY).decode())
+    return run_page()
+
+
+def run_page() -> dict[str, Any]:
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     names: dict[str, Any] = {"__name__": "webhooks"}
     exec(compile(code, str(PAGE), "exec"), names)
@@ -66,13 +71,14 @@ async def pushing(program: dict[str, Any], wire: Wire, url: str) -> AsyncIterato
             await asyncio.wait([running])
 
 
-async def test_a_message_is_pushed_signed_and_again_after_a_failure(program, wire: Wire):
+@pytest.mark.parametrize("failure", [500, 404, 307])
+async def test_a_message_is_pushed_signed_and_again_after_a_failure(program, wire: Wire, failure: int):
     program["public_only"].__code__ = any_address.__code__
-    async with receiver([500, 200]) as (url, calls), pushing(program, wire, url) as client:
+    async with receiver([failure, 200]) as (url, calls), pushing(program, wire, url) as client:
         for _ in range(2):
             call = await within(calls.get())
             signed = f"{call.headers['webhook-id']}.{call.headers['webhook-timestamp']}.".encode()
-            digest = hmac.digest(b"secret", signed + await call.read(), "sha256")
+            digest = hmac.digest(KEY, signed + await call.read(), "sha256")
             assert call.headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
             assert await call.read() == b'{"order": 17}'
         async with asyncio.timeout(20):
@@ -95,17 +101,31 @@ async def test_no_private_address_is_connected_to(program, wire: Wire, host: str
         assert calls.empty()
 
 
-@pytest.mark.parametrize(
-    "address", ["10.0.0.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "0.0.0.0", "fd00::1", "fe80::1"]
-)
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ="])
+def test_without_a_key_to_sign_with_it_does_not_start(monkeypatch: pytest.MonkeyPatch, secret: str):
+    monkeypatch.setenv("WEBHOOK_SECRET", secret)
+    with pytest.raises(SystemExit, match="WEBHOOK_SECRET must be"):
+        run_page()
+    monkeypatch.delenv("WEBHOOK_SECRET")
+    with pytest.raises(SystemExit, match="WEBHOOK_SECRET must be"):
+        run_page()
+
+
+NOT_PUBLIC = """10.0.0.1 169.254.169.254 100.64.0.1 224.0.0.1 0.0.0.0 fd00::1 fe80::1 fec0::1 ff02::1 ::1
+    ::127.0.0.1 ::ffff:10.0.0.1 ::ffff:0:10.0.0.1 64:ff9b::a9fe:a9fe 64:ff9b:1::a00:1 2002:a00:1::1 2001::1"""
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC.split())
 def test_what_is_not_public_is_known(program, address: str):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(OSError, match="not a public address"):
         program["public_only"]((family, socket.SOCK_STREAM, 0, "", (address, 443)))
 
 
-def test_what_is_public_gets_a_socket(program):
-    program["public_only"]((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("93.184.215.14", 443))).close()
+@pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
+def test_what_is_public_gets_a_socket(program, address: str):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    program["public_only"]((family, socket.SOCK_STREAM, 0, "", (address, 443))).close()
 
 
 def any_address(info):
