@@ -42,7 +42,8 @@ _HOURS = 24
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
 _LAST_SECOND = DELIVER_AT_MS_MAX // 1_000 - 86_400  # a wall clock may be ahead of UTC
-_LEAST_APART = 7 * 86_400
+_DAY = 86_400
+_LEAST_APART = 7 * _DAY
 """Seconds in which no zone changes its offset twice."""
 
 
@@ -122,18 +123,16 @@ def occurrences(definition: Definition, after_ms: int) -> Iterator[int]:
 
 def last_within(definition: Definition, after_ms: int, through_ms: int) -> int | None:
     """The last occurrence after one time and not after another; None: there is none."""
-    # The span to look at doubles, so that a month of seconds is not walked through.
-    span_ms = 1_000
-    while True:
-        begin_ms = max(after_ms, through_ms - span_ms)
-        last = None
-        for time_ms in occurrences(definition, begin_ms):
-            if time_ms > through_ms:
-                break
-            last = time_ms
-        if last is not None or begin_ms <= after_ms:
-            return last
-        span_ms *= 2
+    # Halves the span, so that a day of seconds is not walked through: none lies in (high, through].
+    last, low, high = None, after_ms, through_ms
+    while low < high:
+        middle = (low + high) // 2
+        found = next_after(definition, middle)
+        if found is None or found > through_ms:
+            high = middle
+        else:
+            last = low = found
+    return last
 
 
 def occurrence(name: str, definition: Definition, time_ms: int) -> DueOccurrence:
@@ -155,14 +154,17 @@ def plan_due(name: str, definition: Definition, progress: RecurringProgress, now
     `limit`: so many at most at once, beside the one ahead.
     """
     through_ms = progress.through_ms
-    begin_ms, dropped = through_ms, 0
+    begin_ms = through_ms
     first = next_after(definition, through_ms)
     if definition.overdue is not OverdueRuns.ALL and first is not None and first < now_ms - OVERDUE_AFTER_MS:
-        dropped = 1
         begin_ms = now_ms - OVERDUE_AFTER_MS - 1
-        if definition.overdue is OverdueRuns.ONE:
+        is_one = definition.overdue is OverdueRuns.ONE
+        if is_one or definition.jitter_ms:
             last = last_within(definition, through_ms, now_ms)
-            begin_ms = now_ms if last is None else last - 1
+            assert last is not None  # at least the first one
+            if is_one or occurrence(name, definition, last).deliver_at_ms >= now_ms - OVERDUE_AFTER_MS:
+                begin_ms = last - 1 if is_one else min(begin_ms, last - 1)
+    dropped = int(first is not None and first <= begin_ms)
     due: list[DueOccurrence] = []
     for time_ms in occurrences(definition, begin_ms):
         if time_ms > now_ms:
@@ -231,7 +233,9 @@ def _real_after(text: str, zone: ZoneInfo, seconds: int) -> int | None:
         change = _first_change(zone, seconds + 1, found)
         if change is None:
             return found
-        seconds = change - 1
+        # Wall-clock times that the change brings once more were passed without a match, if it is not near: what comes
+        # next is about where it was found, and the years between need not be walked through for each change.
+        seconds = max(change - 1, found - 2 * _DAY) if change - seconds > _DAY else change - 1
     return None
 
 

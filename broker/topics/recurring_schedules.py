@@ -276,6 +276,8 @@ class RecurringSchedules:
             due = self._planned(topic, name, state, now_ms, messages_max)
             if due is None:
                 continue
+            if messages_max == 1 and due.now and due.ahead is not None:  # a quota may have room for one alone
+                due = replace(due, ahead=None, progress=RecurringProgress(due.now[-1].time_ms))
             self._held[key] = done
             held.append(name)
             place = batch.add(name, state.definition.message, due.now)
@@ -325,12 +327,26 @@ class RecurringSchedules:
                 break
         after_ms = self._clock.now_ms()
         if before is not None:
-            # Never twice, also if the clock was set back: not before what was delivered.
-            progress = before.progress
-            is_due = progress.deliver_at_ms <= max(after_ms, self._unsent_after_ms(topic))
-            after_ms = max(after_ms, progress.through_ms if is_due else progress.after_ms)
+            after_ms = self._goes_on_after_ms(topic, before, definition, waiting)
         await self._change(topic, RecurringStep(name, RecurringProgress(after_ms), definition), waiting)
         return before is None
+
+    def _goes_on_after_ms(
+        self, topic: Topic, before: RecurringStanding, definition: Definition, waiting: Waiting | None
+    ) -> int:
+        """Return the time after which a schedule that is replaced goes on.
+
+        Never twice, also if the clock was set back: not before what was delivered. What somebody cancelled, or moved
+        and received, does not come back while the schedule has the times that it had.
+        """
+        progress, now_ms = before.progress, self._clock.now_ms()
+        is_due = progress.deliver_at_ms <= max(now_ms, self._unsent_after_ms(topic))
+        if (definition.rule, definition.start_ms) == (before.definition.rule, before.definition.start_ms):
+            return max(now_ms, progress.after_ms if waiting is not None else progress.through_ms)
+        if is_due:
+            return max(now_ms, progress.through_ms)
+        # With other times, what was left out of the former ones holds nothing up.
+        return max(now_ms, min(progress.after_ms, now_ms + OVERDUE_AFTER_MS))
 
     async def pause(self, topic: Topic, name: str, *, paused: bool) -> None:
         """Stop a schedule, or let it go on from now; returns when that is durable."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress, RecurringRule
+from broker.topics import recurrence
 from broker.topics.recurrence import (
     OVERDUE_AFTER_MS,
     check_rule,
@@ -177,6 +178,42 @@ def test_the_last_one_of_a_month_of_seconds_is_found_at_once() -> None:
     assert last_within(definition, 0, 2_592_000_500) == 2_592_000_000
     assert last_within(definition, 5_000, 5_999) is None
     assert last_within(Definition(RecurringRule(times_ms=(10, 2_000)), b""), 0, 1_999) == 10
+
+
+def test_little_is_looked_at_for_what_lies_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    inner = recurrence._wall_after
+
+    def noted(text: str, wall: datetime) -> datetime | None:
+        nonlocal looked
+        looked += 1
+        return inner(text, wall)
+
+    monkeypatch.setattr(recurrence, "_wall_after", noted)
+    new_year = Definition(RecurringRule(cron="* * * 1 1 *"), b"")
+    assert last_within(new_year, moment("2026-12-31", "UTC"), moment("2027-01-06", "UTC")) == moment(
+        "2027-01-01T23:59:59", "UTC"
+    )
+    assert looked < 100
+    looked = 0
+    rare = Definition(RecurringRule(cron="0 * 29 2 */7", zone=BERLIN), b"")
+    assert next_after(rare, moment("2027-01-01", BERLIN)) is not None
+    assert looked < 10
+
+
+def test_an_occurrence_that_waits_for_its_jitter_was_not_missed() -> None:
+    definition = Definition(
+        RecurringRule(interval_ms=60 * MINUTE_MS), b"", jitter_ms=30 * MINUTE_MS, overdue=OverdueRuns.NONE
+    )
+    (name,) = [
+        name
+        for name in map(str, range(1_000))
+        if occurrence(name, definition, 120 * MINUTE_MS).deliver_at_ms > 145 * MINUTE_MS
+    ][:1]
+    due = plan_due(name, definition, RecurringProgress(0), 123 * MINUTE_MS, 10)
+    assert ([each.time_ms // MINUTE_MS for each in due.now], due.dropped) == ([120], 1)
+    due = plan_due(name, definition, RecurringProgress(60 * MINUTE_MS), 123 * MINUTE_MS, 10)
+    assert ([each.time_ms // MINUTE_MS for each in due.now], due.dropped) == ([120], 0)
 
 
 def plan(overdue: OverdueRuns, late_ms: int, limit: int = 100) -> tuple[list[int], int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -120,6 +121,54 @@ def test_an_occurrence_that_is_cancelled_or_moved_is_so_alone() -> None:
         await put(node, "a", MINUTES)  # also right after a cancel of what was ahead
         await asyncio.sleep(60)
         assert seconds(inbox) == [60]
+
+    run(scenario)
+
+
+def test_what_was_cancelled_or_delivered_before_its_time_does_not_come_back() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox, recurring, topic = await node.subscribe(TOPIC, "all"), node.broker.recurring, node.topic(TOPIC)
+        await put(node, "a", MINUTES)
+        await asyncio.sleep(0.1)
+        await topic.schedule.change([f"schedule/a/{START_MS + 60_000}"], Cancel(), dry_run=False)
+        for paused in (True, False):
+            await recurring.pause(topic, "a", paused=paused)
+        await asyncio.sleep(0.1)
+        assert await waiting(node) == [120]
+        await topic.schedule.change(
+            [f"schedule/a/{START_MS + 120_000}"], Move(shift_ms=-100_000), dry_run=False
+        )
+        await asyncio.sleep(30)
+        assert seconds(inbox) == [20]
+        await put(node, "a", replace(MINUTES, message=b""))
+        await asyncio.sleep(100)
+        assert (seconds(inbox), await waiting(node)) == ([], [180])
+        # Other times are not held up by what was left out of the former ones.
+        yearly = Definition(RecurringRule(cron="0 0 1 1 *"), MESSAGE)
+        await put(node, "b", yearly)
+        await asyncio.sleep(0.1)
+        (key,) = [topic.recurring.get("b")]
+        assert key is not None
+        name = f"schedule/b/{key.progress.ahead_ms}"
+        await topic.schedule.change([name], Cancel(), dry_run=False)
+        await recurring.pause(topic, "b", paused=True)
+        await put(node, "b", SECONDS)
+        await asyncio.sleep(65)
+        assert seconds(inbox)
+
+    run(scenario)
+
+
+def test_where_a_quota_has_room_for_one_message_the_late_one_comes_without_the_next() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        inbox, topic = await node.subscribe(TOPIC, "all"), node.topic(TOPIC)
+        await topic.change_policy(TopicPolicy(max_pending_messages=1))
+        await put(node, "a", MINUTES)
+        await asyncio.sleep(125)
+        assert seconds(inbox) == [60]
+        await inbox.ack([each.position for each in inbox.received])
+        await asyncio.sleep(5)
+        assert await occurrences_of(node, inbox) == [120]
 
     run(scenario)
 
