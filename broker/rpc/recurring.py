@@ -71,7 +71,7 @@ class RecurringCalls:
         topic = await registry.topic_or_create(request.topic)
         if is_new_topic:
             note_created(self._broker, request.topic)
-        created = await self._schedules.put(topic, request.schedule.name, definition)
+        created = await self._schedules.put(topic, request.schedule.name, definition, keeps_pause=True)
         state = self._state(topic, request.schedule.name)
         return schedule_pb2.PutRecurringResponse(state=state, created=created)
 

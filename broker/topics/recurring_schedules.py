@@ -313,11 +313,18 @@ class RecurringSchedules:
 
     # -- changes ---------------------------------------------------------------------------------------------
 
-    async def put(self, topic: Topic, name: str, definition: Definition) -> bool:
-        """Create or replace a schedule; returns whether there was none, once that is durable."""
+    async def put(
+        self, topic: Topic, name: str, definition: Definition, *, keeps_pause: bool = False
+    ) -> bool:
+        """Create or replace a schedule; returns whether there was none, once that is durable.
+
+        `keeps_pause`: one that is there stays paused, or at work.
+        """
         while True:
             await self._free(topic, name)
             before = topic.recurring.get(name)
+            if keeps_pause and before is not None:
+                definition = replace(definition, paused=before.definition.paused)
             if before is not None and before.definition == definition:
                 return False
             if before is None:

@@ -246,6 +246,7 @@ async def test_the_way_of_a_schedule_by_the_sdk(client: postdate.Client):
             break
         paused = await client.recurring.pause("t", "tick")
         assert paused.schedule.paused and paused.next_time is None
+        assert (await client.recurring.put("t", schedule)).schedule.paused  # which a deployment does not undo
         await client.recurring.trigger("t", "tick")
         hours = await client.recurring.backfill(
             "t", "tick", start - timedelta(seconds=30), start, dry_run=True

@@ -50,7 +50,7 @@ class RecurringSchedule:
     overdue: RecurringOverdue = RecurringOverdue.ALL
     """Action on occurrences that were missed."""
     paused: bool = False
-    """Nothing is stored for as long."""
+    """Nothing is stored for as long. `put` of one that is there leaves it as it is."""
     payload: bytes = b""
     """Of each message."""
     key: str = ""
