@@ -9,6 +9,8 @@ from broker.model import START, Position
 
 INTERVAL_MS_MIN = 1_000
 TIMES_MAX = 1_000
+TIME_BYTES = 40
+"""Memory of one time of a list: an integer and its place."""
 
 
 class OverdueRuns(IntEnum):
@@ -40,6 +42,11 @@ class Definition:
     jitter_ms: int = 0
     overdue: OverdueRuns = OverdueRuns.ALL
     paused: bool = False
+
+    @property
+    def byte_count(self) -> int:
+        """Memory that it takes, about, of what may be long."""
+        return len(self.message) + len(self.rule.cron) + TIME_BYTES * len(self.rule.times_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class TopicRecurring:
         self._by_name: dict[str, RecurringStanding] = dict(image.by_name) if image else {}
         self._names: list[str] | None = None  # sorted; None: to be sorted
         self._choosy = sum(map(_is_choosy, self._by_name.values()))
+        self._byte_count = sum(state.definition.byte_count for state in self._by_name.values())
         self._changed = False
         self._file = file
 
@@ -48,6 +49,11 @@ class TopicRecurring:
         if self._names is None:
             self._names = sorted(self._by_name)
         return self._names
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all definitions."""
+        return self._byte_count
 
     @property
     def has_overdue_action(self) -> bool:
@@ -69,6 +75,7 @@ class TopicRecurring:
         definition = step.definition or (before.definition if before else None)
         if before is not None:
             self._choosy -= _is_choosy(before)
+            self._byte_count -= before.definition.byte_count
         if step.deleted or definition is None:
             self._names = None
             return
@@ -77,6 +84,7 @@ class TopicRecurring:
         progress = replace(step.progress, position=_position(step, record))
         state = self._by_name[step.name] = RecurringStanding(definition, progress)
         self._choosy += _is_choosy(state)
+        self._byte_count += definition.byte_count
 
     def capture(self, image: TopicImage) -> Capture:
         """See `Component`."""

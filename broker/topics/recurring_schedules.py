@@ -99,6 +99,7 @@ class RecurringSchedules:
             _Key, int
         ] = {}  # of each schedule that is in the heap; other entries of it are stale
         self._held: dict[_Key, asyncio.Future[None]] = {}  # FIRING-1
+        self._coming: dict[_Key, Definition] = {}  # on their way to be applied: they take room already
         self._due: dict[int, list[str]] = {}  # by topic: to be stored now; there is a task for each
         self._refused: set[int] = set()
         """Topics that took no batch when it was tried last, which was logged: they are given one message at a time, as
@@ -327,8 +328,7 @@ class RecurringSchedules:
                 definition = replace(definition, paused=before.definition.paused)
             if before is not None and before.definition == definition:
                 return False
-            if before is None:
-                self._check_room(topic)
+            self._check_room(topic, name, definition)
             waiting = self._withdrawn(topic, before)
             if not await self._wait_unchanged(topic, waiting):
                 break
@@ -449,15 +449,28 @@ class RecurringSchedules:
             for at in range(ids.count)
         ]
 
-    def _check_room(self, topic: Topic) -> None:
-        limit = self._config.tuning.recurring_per_topic_max
-        on_their_way = sum(
-            topic_id == topic.topic_id and topic.recurring.get(name) is None for topic_id, name in self._held
-        )
-        if len(topic.recurring) + on_their_way >= limit:
+    def _check_room(self, topic: Topic, name: str, definition: Definition) -> None:
+        """Raise LimitReached if the topic has no room for a schedule, new or larger than before."""
+        before, tuning = topic.recurring.get(name), self._config.tuning
+        coming = {each: new for (topic_id, each), new in self._coming.items() if topic_id == topic.topic_id}
+        count = len(topic.recurring) + sum(topic.recurring.get(each) is None for each in coming)
+        limit = tuning.recurring_per_topic_max
+        if before is None and count >= limit:
             raise LimitReached(
                 f"Topic {topic.name!r} has {limit} recurring schedules, the limit",
                 reason="TOO_MANY_RECURRING",
+                limit=limit,
+            )
+        growth = definition.byte_count - _byte_count(before)
+        byte_count = topic.recurring.byte_count + sum(
+            new.byte_count - _byte_count(topic.recurring.get(each)) for each, new in coming.items()
+        )
+        limit = tuning.recurring_bytes_per_topic_max
+        if growth > 0 and byte_count + growth > limit:
+            raise LimitReached(
+                f"Topic {topic.name!r} has recurring schedules of {byte_count} bytes; {growth} more are over "
+                f"the limit of {limit}",
+                reason="TOO_MANY_RECURRING_BYTES",
                 limit=limit,
             )
 
@@ -472,12 +485,15 @@ class RecurringSchedules:
         cancelled = Cancelled(topic.topic_id, _merged(withdrawn)) if withdrawn else None
         durable = topic.submit_change(Recurred(topic.topic_id, steps, None, cancelled))
         names = [step.name for step in steps]
-        for name in names:
-            self._held[topic.topic_id, name] = durable
+        for step in steps:
+            self._held[topic.topic_id, step.name] = durable
+            if step.definition is not None:
+                self._coming[topic.topic_id, step.name] = step.definition
 
         def release(_: asyncio.Future[None]) -> None:
             for name in names:
                 del self._held[topic.topic_id, name]
+                self._coming.pop((topic.topic_id, name), None)
                 self._plan(topic, name)
 
         durable.add_done_callback(release)
@@ -522,6 +538,10 @@ class RecurringSchedules:
             return False
         await topic.log.under_way.wait_unchanged(waiting.entries)
         return True
+
+
+def _byte_count(state: RecurringStanding | None) -> int:
+    return 0 if state is None else state.definition.byte_count
 
 
 def _merged(withdrawn: list[Waiting]) -> dict[int, Changed]:

@@ -351,6 +351,39 @@ def test_the_number_of_schedules_is_limited() -> None:
     run(scenario, recurring_per_topic_max=3)
 
 
+def test_the_bytes_of_schedules_are_limited_also_of_one_that_grows() -> None:
+    def of(size: int) -> Definition:
+        return Definition(MINUTES.rule, message_pb2.Message(payload=bytes(size - 3)).SerializeToString())
+
+    async def refused(node: Node, name: str, definition: Definition) -> None:
+        with pytest.raises(LimitReached) as caught:
+            await put(node, name, definition)
+        assert caught.value.reason == "TOO_MANY_RECURRING_BYTES"
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        assert of(1_000).byte_count == 1_000
+        results = await asyncio.gather(
+            *(put(node, f"s{number}", of(1_000)) for number in range(5)), return_exceptions=True
+        )
+        assert results[:3] == [True] * 3
+        refusals = [each.reason for each in results[3:] if isinstance(each, LimitReached)]
+        assert refusals == ["TOO_MANY_RECURRING_BYTES"] * 2
+        await refused(node, "s0", of(1_001))
+        await refused(node, "times", Definition(RecurringRule(times_ms=(START_MS + 60_000,)), b""))
+        await put(node, "s0", of(500))
+        await node.checkpoint()
+        await node.stop()
+        node = Node(node.vfs, clock, node.broker.config).open()
+        await refused(node, "s1", of(1_501))
+        await put(node, "s1", of(1_500))
+        await node.broker.recurring.pause(node.topic(TOPIC), "s1", paused=True)
+        await node.broker.recurring.delete(node.topic(TOPIC), "s1")
+        await put(node, "s4", of(1_500))
+        await refused(node, "s5", of(10))
+
+    run(scenario, recurring_bytes_per_topic_max=3_000)
+
+
 def test_schedules_survive_checkpoints_and_go_with_their_topic() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         for number in range(20):

@@ -164,7 +164,7 @@ def celery_schedules(dump: list[dict[str, Any]], zone: str) -> Iterator[postdate
 def _when(
     task: dict[str, Any], rows: dict[tuple[str, Any], dict[str, Any]], zone: str
 ) -> dict[str, Any] | str:
-    """When a periodic task recurs, as fields of a schedule; or what it is, if no schedule is like that."""
+    """Fields of a schedule that recurs as a periodic task does; or what the task is, if no schedule is like that."""
     if task.get("crontab") and not task.get("one_off"):
         fields = rows["django_celery_beat.crontabschedule", task["crontab"]]
         names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
