@@ -149,16 +149,17 @@ class Compactions:
         self._leases.end_expired()
         topic = self._registry.topic(topic_name)
         self._leases.check_free(topic, ledger_ids, bucket_ids)
-        # No moment is the same for all: what is settled or moved while others are noted only makes the job keep more.
-        amended_lsn, ledgers = topic.applied_lsn, []
-        for ledger_id in sorted(ledger_ids):
-            if (ledger := topic.log.find(ledger_id)) is not None:
-                ledgers.append(input_ledger(topic, ledger))
-            await self._budget.spent()
-        self._leases.check_free(topic, ledger_ids, bucket_ids)  # again, and no await from here on
-        lease = self._leases.new(topic, ledger_ids, bucket_ids, lease_ms)
-        inputs, loan = self._inputs(topic, lease, amended_lsn, ledgers)
-        held = self._leases.hold(lease, topic, inputs, loan)
+        with topic.log.keep_files():  # those that are noted here, until the lease keeps them (COMPACTION-3)
+            # No moment is the same for all: what is settled or moved while others are noted makes the job keep more.
+            amended_lsn, ledgers = topic.applied_lsn, []
+            for ledger_id in sorted(ledger_ids):
+                if (ledger := topic.log.find(ledger_id)) is not None:
+                    ledgers.append(input_ledger(topic, ledger))
+                await self._budget.spent()
+            self._leases.check_free(topic, ledger_ids, bucket_ids)  # again, and no await from here on
+            lease = self._leases.new(topic, ledger_ids, bucket_ids, lease_ms)
+            inputs, loan = self._inputs(topic, lease, amended_lsn, ledgers)
+            held = self._leases.hold(lease, topic, inputs, loan)
         self._changed.set()
         try:
             await self._staging.make(lease.folder, inputs)

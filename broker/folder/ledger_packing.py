@@ -10,7 +10,8 @@ then on nobody needs the other one. Nothing of it is in the journal: nodes of a 
 Invariants:
   LEDGERPACK-1  The file that a durable manifest names is there, whole, until another manifest is durable.
   LEDGERPACK-2  A ledger that goes while it is packed, or gets another generation, leaves no file.
-  LEDGERPACK-3  Packing leaves half of `disk_reserve_bytes` free, for acknowledgements, or waits.
+  LEDGERPACK-3  Packing leaves all of `disk_reserve_bytes` free, or waits: produce is never refused for it. It
+      begins with no ledger of a topic whose files are kept, as its rows would stay beside what they were packed into.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from broker.errors import PostdateError
+from broker.errors import LimitReached, PostdateError
 from broker.folder.tree_copy import check_room
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -75,7 +76,11 @@ class LedgerPacking:
         """Pack what is to be packed, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            await self._look()
+            try:
+                await self._look()
+            except LimitReached as error:  # and so it would be for each of what may be very many ledgers
+                log.warning("Rows are not packed for want of room on the disk; retrying", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _look(self) -> None:
         oldest_ns = self._clock.monotonic_ns() - int(_RETRY_SECONDS * 1e9)
@@ -96,8 +101,11 @@ class LedgerPacking:
     async def _attempt(self, topic: Topic, ledger: Ledger) -> None:
         try:
             async with self._moving:  # LEDGERPACK-2
-                if self._is_wanted(topic, ledger):
+                # Where a lease or a long list keeps files, rows would lie there twice until it ends.
+                if self._is_wanted(topic, ledger) and not topic.log.keeps_files:
                     await self._pack(topic, ledger)
+        except LimitReached:
+            raise
         except (OSError, PostdateError) as error:
             self._failed_ns[ledger.name.ledger_id] = self._clock.monotonic_ns()
             log.warning(
@@ -109,7 +117,7 @@ class LedgerPacking:
 
     async def _pack(self, topic: Topic, ledger: Ledger) -> None:
         capture, folder = ledger.capture(), self._layout.ledgers(topic.topic_id)
-        check_room(self._vfs, folder, file_lengths(capture)["rows"], self._reserve_bytes // 2)
+        check_room(self._vfs, folder, file_lengths(capture)["rows"], self._reserve_bytes)
         steps = pack_rows(self._vfs, folder, capture)
         packed: LedgerCapture | None = None
         is_wanted = True

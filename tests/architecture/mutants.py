@@ -1064,8 +1064,8 @@ MUTANTS = {
     ),
     "packing takes the disk's reserve": Mutant(
         "broker/folder/ledger_packing.py",
+        "self._reserve_bytes)",
         "self._reserve_bytes // 2)",
-        "0)",
         "tests/unit/folder/test_ledger_packing.py::test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full",
     ),
     "a rewrite takes the disk's reserve": Mutant(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from broker.cluster.seals import read_seals
+from broker.errors import Refused
 from broker.folder import ledger_packing
+from broker.folder.compaction_values import Lease
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position, RowColumn
 from broker.runtime.steps import run_step
@@ -22,7 +25,17 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.harness import DATA_DIR, Node, payload_of
-from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, payload, run, work
+from tests.unit.folder.compaction_world import (
+    TOPIC,
+    begin,
+    compact,
+    config,
+    fill,
+    ledger_ids,
+    payload,
+    run,
+    work,
+)
 
 LOOK = ledger_packing._LOOK_SECONDS + 1
 
@@ -37,6 +50,13 @@ def endings(node: Node, ledger_id: int) -> set[str]:
     return {
         name.partition(".")[2] for name in node.vfs.list_dir(folder) if name.startswith(f"{ledger_id}.")
     } - {""}
+
+
+async def pack_all(node: Node) -> None:
+    """Pack what is whole, as if it had been begun before files were kept."""
+    for ledger in list(node.topic(TOPIC).log):
+        if ledger.is_whole:
+            await node.broker._packing._pack(node.topic(TOPIC), ledger)
 
 
 async def all_are_there(node: Node, pending: list[Position]) -> None:
@@ -126,21 +146,87 @@ def test_a_packed_ledger_is_compacted_and_what_comes_of_it_is_packed():
     run(scenario, packed_rows_min=1)
 
 
+async def _commit_all(node: Node, lease: Lease, pending: list[Position]) -> None:
+    """Let the job of a lease rewrite three ledgers whose rows are packed, in files that the lease keeps."""
+    assert packed(node) == {position.ledger_id for position in pending}
+    assert all("0.rows" in endings(node, each) for each in packed(node)), "the lease keeps them"
+    outputs = await work(node, lease)
+    committed = await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
+    assert len(committed.ledger_ids) == 3
+    await node.checkpoint()
+    assert all(endings(node, each) >= {"1.data", "1.times", "1.rows"} for each in committed.ledger_ids)
+    assert not any(name.startswith("0.") for each in committed.ledger_ids for name in endings(node, each))
+    await all_are_there(node, pending)
+
+
 def test_a_job_reads_what_its_lease_names_although_it_was_packed_since():
     async def scenario(node: Node) -> Node:
         pending, _, _ = await fill(node, 3)
         lease = await begin(node)
+        await pack_all(node)
+        await node.checkpoint()
+        await _commit_all(node, lease, pending)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_compaction_3_what_is_packed_while_a_lease_is_noted_down_stays_for_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of many ledgers the broker notes some, lets others work, and goes on."""
+
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        candidates = await ledger_ids(node)
+
+        async def spent() -> None:
+            if not packed(node):
+                await pack_all(node)
+                await node.checkpoint()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.broker.compactions, "_budget", SimpleNamespace(spent=spent))
+            lease = await begin(node, ledgers=candidates)
+        await _commit_all(node, lease, pending)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_files_are_not_kept_for_a_lease_that_is_refused(monkeypatch: pytest.MonkeyPatch):
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        candidates = await ledger_ids(node)
+        log, free = node.topic(TOPIC).log, iter([False, True])
+
+        def check_free(*_: object) -> None:
+            if next(free):
+                assert log.keeps_files
+                raise Refused("Another one was faster", reason="COMPACTION_RUNNING")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.broker.compactions._leases, "check_free", check_free)
+            with pytest.raises(Refused):
+                await begin(node, ledgers=candidates)
+        assert not log.keeps_files
         await asyncio.sleep(LOOK)
-        await node.checkpoint()
         assert packed(node) == {position.ledger_id for position in pending}
-        assert all("0.rows" in endings(node, each) for each in packed(node)), "the lease keeps them"
-        outputs = await work(node, lease)
-        committed = await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
-        assert len(committed.ledger_ids) == 3
-        await node.checkpoint()
-        assert all(endings(node, each) >= {"1.data", "1.times", "1.rows"} for each in committed.ledger_ids)
-        assert not any(name.startswith("0.") for each in committed.ledger_ids for name in endings(node, each))
-        await all_are_there(node, pending)
+        return node
+
+    run(scenario, packed_rows_min=1)
+
+
+def test_ledgerpack_3_nothing_is_packed_while_files_are_kept():
+    """The rows would stay beside what they were packed into."""
+
+    async def scenario(node: Node) -> Node:
+        pending, _, _ = await fill(node, 3)
+        with node.topic(TOPIC).log.keep_files():
+            await asyncio.sleep(LOOK)
+            assert packed(node) == set()
+        await asyncio.sleep(LOOK)
+        assert packed(node) == {position.ledger_id for position in pending}
         return node
 
     run(scenario, packed_rows_min=1)
@@ -233,17 +319,21 @@ def test_ledgerpack_2_what_goes_while_it_is_packed_leaves_no_file(monkeypatch: p
     run_sim(whole, seed=1)
 
 
-def test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full():
+def test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full(caplog: pytest.LogCaptureFixture):
+    reserve_bytes = 1 << 20
+
     async def whole(loop: SimLoop, clock: SimClock) -> None:
-        node = Node(MemVfs(), clock, config(packed_rows_min=1, disk_reserve_bytes=1 << 20)).open()
-        await fill(node, 2)
+        node = Node(MemVfs(), clock, config(packed_rows_min=1, disk_reserve_bytes=reserve_bytes)).open()
+        await fill(node, 3)
         free_bytes = node.vfs.free_bytes
-        node.vfs.free_bytes = lambda path: 1 << 19  # type: ignore[method-assign]
-        await asyncio.sleep(LOOK)
+        node.vfs.free_bytes = lambda path: reserve_bytes + 1  # type: ignore[method-assign]
+        await asyncio.sleep(2 * LOOK)
         assert packed(node) == set()
+        assert caplog.text.count("want of room") == 1, "of all ledgers"
         node.vfs.free_bytes = free_bytes  # type: ignore[method-assign]
         await asyncio.sleep(ledger_packing._RETRY_SECONDS + LOOK)
-        assert len(packed(node)) == 2
+        assert len(packed(node)) == 3
         await node.stop()
+        assert node.failures == []
 
     run_sim(whole, seed=1)
