@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -260,6 +263,20 @@ async def test_the_way_of_a_schedule_by_the_sdk(client: postdate.Client):
             await client.recurring.get("t", "tick")
     with pytest.raises(ValueError, match="exactly one"):
         await client.recurring.put("t", postdate.RecurringSchedule(name="x"))
+
+
+async def test_the_examples_of_the_manual_run(client: postdate.Client):
+    page = (Path(__file__).parents[2] / "docs/recurring.md").read_text()
+    names: dict[str, Any] = {"client": client, "postdate": postdate}
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) >= 2
+    for code in examples:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        outcome = eval(compile(code, "docs/recurring.md", "exec", flags=flags), names)
+        if inspect.isawaitable(outcome):
+            await within(outcome)
+    assert (len(names["times"]), len(names["occurrences"])) == (6, 5)
+    assert [each.schedule.name async for each in client.recurring.list("reports")] == ["daily"]
 
 
 async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Client, run: Run, tmp_path: Path):

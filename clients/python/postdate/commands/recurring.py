@@ -310,8 +310,9 @@ def export(settings: Settings, topic: str, target: TextIO) -> None:
 def import_(settings: Settings, topic: str, source: TextIO, dry_run: bool) -> None:
     """Put the schedules of FILE, JSON lines as `postdate recurring export` writes them; - is stdin.
 
-    A schedule that is there is replaced; the same again changes nothing, so that a file may be imported at each
-    deployment. What is there and not in FILE stays. One that has no occurrence after now is left out, and named.
+    A schedule that is there is replaced, but its pause stays; the same again changes nothing, so that a file may be
+    imported at each deployment. What is there and not in FILE stays. One that has no occurrence after now is left out,
+    and named.
     """
     schedules = []
     for number, line in enumerate(source, 1):
