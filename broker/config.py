@@ -166,7 +166,8 @@ class BrokerConfig:
         size(
             0,
             1_024 * GIB,
-            "Free disk space below which Produce is refused; acks and deliveries use this reserve.",
+            "Free disk space below which Produce is refused; acks, deliveries and dead letters use this "
+            "reserve, rewrites of ledgers half of it.",
         ),
     )
     compaction_lease_ms: int = setting(
