@@ -21,6 +21,7 @@ from tests.programs import need_program
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-token-of-the-browser-tests"
+LONG_NAME = "n" * 200
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 Work = Callable[[postdate.Client], Any]
@@ -46,7 +47,7 @@ class Shop:
 
 
 async def fill(client: postdate.Client) -> None:
-    """Orders over days, some of them keyed; a subscription that is worked on, and one that gave up."""
+    """Orders over days, some of them keyed; a subscription that is worked on, and one that gave up; reports that recur."""
     await client.subscriptions.create("orders", "billing")
     await client.subscriptions.create(
         "jobs", "work", policy=postdate.SubscriptionPolicy(max_delivery_attempts=1)
@@ -68,6 +69,19 @@ async def fill(client: postdate.Client) -> None:
     async with client.subscribe("jobs", "work", consumer_name="worker") as subscription:
         for message in await subscription.receive_many(4):
             await message.nack(reason="broken")
+    minutes, days = (",".join(map(str, range(1, until))) for until in (33, 31))
+    crons = {"daily": "0 9 * * MON-FRI", LONG_NAME: f"{minutes} * {days} * *"}
+    for name, cron in crons.items():
+        schedule = postdate.RecurringSchedule(
+            name=name,
+            cron=cron,
+            time_zone="America/Argentina/ComodRivadavia",
+            jitter=timedelta(minutes=5),
+            paused=name == LONG_NAME,
+        )
+        await client.recurring.put("reports", schedule)
+    every = postdate.RecurringSchedule(name="hourly", interval=timedelta(hours=1))
+    await client.recurring.put("reports", every)
     while (await client.stats("jobs"))[0].subscriptions[0].dead_letter_messages != 4:
         await asyncio.sleep(0.02)
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import postdate
-from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
+from tests.browser.conftest import DESKTOP, LONG_NAME, PHONE, Shop, Window
 from tests.pages import pages_without
 
 pytestmark = pytest.mark.packaging
@@ -27,6 +27,9 @@ PAGES = {
     "/topics/orders/messages/1:1": "Message 1:1.*",
     "/topics/orders/subscriptions/billing/skip": "This will skip .*",
     "/topics/jobs/subscriptions/work/owed": "work",
+    "/topics/reports/recurring": "Recurring schedules",
+    "/topics/reports/recurring/" + LONG_NAME: LONG_NAME + " paused",
+    "/topics/reports/recurring/daily": "daily",
     "/scheduled/change?topic=orders&action=now": "This will send now .*",
     "/dead-letters": "Dead letters",
     "/dead-letters/jobs/work": "work",
