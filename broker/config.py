@@ -167,7 +167,7 @@ class BrokerConfig:
             0,
             1_024 * GIB,
             "Free disk space below which Produce is refused; acks, deliveries and dead letters use this "
-            "reserve, rewrites of ledgers half of it.",
+            "reserve, rewrites of ledgers in a cluster half of it.",
         ),
     )
     compaction_lease_ms: int = setting(

@@ -27,7 +27,7 @@ class LetterSearch:
     given_up: DueRange
 
     def step(self, page_size: int) -> int:
-        """How many letters to read at once: without a search all that are read are shown."""
+        """Return how many letters to read at once: without a search all that are read are shown."""
         return page_size if not self.text and self.given_up == DueRange() else _SEARCH_STEP
 
     def matches(self, reason: str, last_reason: str, time_ms: int) -> bool:
