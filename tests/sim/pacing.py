@@ -41,11 +41,25 @@ class Pace:
             return False
         if not self.rate:
             return True
-        capacity = max(1, int(self.rate / 50), self.burst or int(self.rate / 10)) + 1
-        earned = 0.0 if self.left is None else self.rate * (now_us - self.at_us) / 1e6
-        self.left = min(capacity, (capacity if self.left is None else self.left) + earned) - count
+        self.left = self._level(now_us) - count
         self.at_us = now_us
         return self.left > -1e-6
+
+    def may_begin(self, before: Pace, now_us: int) -> None:
+        """It may come into force now: with what the one before has left, or what it has itself, if it came earlier."""
+        if self.rate:
+            left = min(self._capacity, before._level(now_us)) if before.rate else self._capacity
+            self.left = left if self.left is None else max(left, self._level(now_us))
+            self.at_us = now_us
+
+    @property
+    def _capacity(self) -> int:
+        return max(1, int(self.rate / 50), self.burst or int(self.rate / 10)) + 1
+
+    def _level(self, now_us: int) -> float:
+        if self.left is None:
+            return self._capacity
+        return min(self._capacity, self.left + self.rate * (now_us - self.at_us) / 1e6)
 
 
 def pace_of(policy: SubscriptionPolicy) -> Pace:
@@ -69,6 +83,9 @@ def check_pace(world: World, subscription: SubscriptionModel, count: int) -> Non
         return
     held, now_us = _held(world, subscription, certainly=True), world.loop.now_us()
     allowed = [pace.take(count, held, now_us) for pace in subscription.paces]
+    for before, is_allowed, pace in zip(subscription.paces, allowed, subscription.paces[1:], strict=False):
+        if is_allowed:  # by the one before, so this one may come into force later
+            pace.may_begin(before, now_us)
     require(any(allowed), "pacing", f"{subscription}: {count} beside {held} by {subscription.paces}")
     world.count["handed out by a pace"] += count
 
@@ -92,7 +109,9 @@ async def change_pace(
         return
     fields = random_pace(rng)
     given = SubscriptionPolicy(**fields)
-    mine.paces.append(pace_of(given))
+    old, new = mine.paces[-1], pace_of(given)
+    new.may_begin(old, life.world.loop.now_us())
+    mine.paces.append(new)
     mine.changes_pace = True
     life.world.trace(f"{mine} is to have {mine.paces[-1]}")
     try:
@@ -100,7 +119,8 @@ async def change_pace(
     except (NotFound, StorageFailed, Unavailable):
         return  # the next life has the one or the other
     if not life.dead:
-        mine.paces = [pace_of(given)]
+        new.may_begin(old, life.world.loop.now_us())
+        mine.paces = [new]
         mine.changes_pace = False
         life.world.count["paces changed"] += 1
 
