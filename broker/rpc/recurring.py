@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -64,9 +65,8 @@ class RecurringCalls:
         before = (
             None if is_new_topic else registry.by_name[request.topic].recurring.get(request.schedule.name)
         )
-        if (
-            before is None or before.definition != definition
-        ):  # the same again changes nothing, also once it is over
+        # The same again changes nothing, also once it is over, and whether it is paused or not.
+        if before is None or replace(before.definition, paused=definition.paused) != definition:
             self._check_comes(definition)
         topic = await registry.topic_or_create(request.topic)
         if is_new_topic:

@@ -46,9 +46,8 @@ class DroppedLedger(NamedTuple):
 
     ledger: Ledger
     amendments_file: str  # in `ledgers/`; empty: none
-    successor: Ledger | None = (
-        None  # what took its place: another generation, or the same with its rows packed
-    )
+    successor: Ledger | None = None
+    """Its replacement: another generation, or the same one with its rows packed."""
 
 
 class LogChanges(NamedTuple):

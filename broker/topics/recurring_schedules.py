@@ -95,9 +95,8 @@ class RecurringSchedules:
         self._wait_room = wait_room
         self._counters = counters
         self._heap: list[tuple[int, int, str]] = []
-        self._due_ms: dict[
-            _Key, int
-        ] = {}  # of each schedule that is in the heap; other entries of it are stale
+        self._due_ms: dict[_Key, int] = {}
+        """Of each schedule that is in the heap; other entries of it there are stale."""
         self._held: dict[_Key, asyncio.Future[None]] = {}  # FIRING-1
         self._coming: dict[_Key, Definition] = {}  # on their way to be applied: they take room already
         self._due: dict[int, list[str]] = {}  # by topic: to be stored now; there is a task for each

@@ -125,7 +125,8 @@ def test_what_is_not_public_is_known(program, address: str):
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
 def test_what_is_public_gets_a_socket(program, address: str):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    program["public_only"]((family, socket.SOCK_STREAM, 0, "", (address, 443))).close()
+    with program["public_only"]((family, socket.SOCK_STREAM, 0, "", (address, 443))) as made:
+        assert (made.family, made.type) == (family, socket.SOCK_STREAM)
 
 
 def any_address(info):
