@@ -23,7 +23,9 @@ class Tuning:
     batch_messages_max: int = 5_000
     ack_entries_max: int = 10_000
     schedule_names_max: int = 5_000
+    recurring_max: int = 100_000  # over all topics
     recurring_per_topic_max: int = 10_000
+    recurring_bytes_max: int = 256 * MIB  # over all topics
     recurring_bytes_per_topic_max: int = 32 * MIB  # as is what a checkpoint writes of them in one step
     recurring_message_bytes_max: int = 64 * KIB  # definitions are in memory
     request_bytes_max: int = 0  # 0: `BrokerConfig` derives it, as the next one

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.errors import LimitReached, NotFound, PostdateError, StorageFailed
+from broker.errors import NotFound, PostdateError, StorageFailed
 from broker.model import CANCELLED_MS, START, Entries, Position, bitmap_of, common_entries
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
@@ -44,6 +44,7 @@ from broker.topics.recurrence import (
 )
 from broker.topics.recurring_frames import OccurrenceBatch
 from broker.topics.recurring_reading import read_occurrences
+from broker.topics.recurring_room import RecurringRoom
 from broker.topics.refusals import topic_not_found
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
@@ -98,7 +99,7 @@ class RecurringSchedules:
         self._due_ms: dict[_Key, int] = {}
         """Of each schedule that is in the heap; other entries of it there are stale."""
         self._held: dict[_Key, asyncio.Future[None]] = {}  # FIRING-1
-        self._coming: dict[_Key, Definition] = {}  # on their way to be applied: they take room already
+        self._room = RecurringRoom(config.tuning)
         self._due: dict[int, list[str]] = {}  # by topic: to be stored now; there is a task for each
         self._refused: set[int] = set()
         """Topics that took no batch when it was tried last, which was logged: they are given one message at a time, as
@@ -114,6 +115,8 @@ class RecurringSchedules:
         `absences`: when nobody was there, so that nobody was sent what came due.
         """
         for topic in self._registry.topics.values():
+            if len(topic.recurring):
+                self._room.include(topic)
             if topic.recurring.has_overdue_action:
                 self._hold_back(topic, absences)
 
@@ -327,7 +330,7 @@ class RecurringSchedules:
                 definition = replace(definition, paused=before.definition.paused)
             if before is not None and before.definition == definition:
                 return False
-            self._check_room(topic, name, definition)
+            self._room.check(topic, name, definition)
             waiting = self._withdrawn(topic, before)
             if not await self._wait_unchanged(topic, waiting):
                 break
@@ -448,31 +451,6 @@ class RecurringSchedules:
             for at in range(ids.count)
         ]
 
-    def _check_room(self, topic: Topic, name: str, definition: Definition) -> None:
-        """Raise LimitReached if the topic has no room for a schedule, new or larger than before."""
-        before, tuning = topic.recurring.get(name), self._config.tuning
-        coming = {each: new for (topic_id, each), new in self._coming.items() if topic_id == topic.topic_id}
-        count = len(topic.recurring) + sum(topic.recurring.get(each) is None for each in coming)
-        limit = tuning.recurring_per_topic_max
-        if before is None and count >= limit:
-            raise LimitReached(
-                f"Topic {topic.name!r} has {limit} recurring schedules, the limit",
-                reason="TOO_MANY_RECURRING",
-                limit=limit,
-            )
-        growth = definition.byte_count - _byte_count(before)
-        byte_count = topic.recurring.byte_count + sum(
-            new.byte_count - _byte_count(topic.recurring.get(each)) for each, new in coming.items()
-        )
-        limit = tuning.recurring_bytes_per_topic_max
-        if growth > 0 and byte_count + growth > limit:
-            raise LimitReached(
-                f"Topic {topic.name!r} has recurring schedules of {byte_count} bytes; {growth} more are over "
-                f"the limit of {limit}",
-                reason="TOO_MANY_RECURRING_BYTES",
-                limit=limit,
-            )
-
     async def _change(self, topic: Topic, step: RecurringStep, waiting: Waiting | None) -> None:
         """Submit a change in the step in which it was decided; returns when it is durable."""
         durable = self._submit(topic, (step,), [] if waiting is None else [waiting])
@@ -487,12 +465,12 @@ class RecurringSchedules:
         for step in steps:
             self._held[topic.topic_id, step.name] = durable
             if step.definition is not None:
-                self._coming[topic.topic_id, step.name] = step.definition
+                self._room.come(topic, step.name, step.definition)
 
         def release(_: asyncio.Future[None]) -> None:
             for name in names:
                 del self._held[topic.topic_id, name]
-                self._coming.pop((topic.topic_id, name), None)
+                self._room.applied(topic, name)
                 self._plan(topic, name)
 
         durable.add_done_callback(release)
@@ -537,10 +515,6 @@ class RecurringSchedules:
             return False
         await topic.log.under_way.wait_unchanged(waiting.entries)
         return True
-
-
-def _byte_count(state: RecurringStanding | None) -> int:
-    return 0 if state is None else state.definition.byte_count
 
 
 def _merged(withdrawn: list[Waiting]) -> dict[int, Changed]:

@@ -120,7 +120,7 @@ class Life:
         self.check_moved()
 
     def check_moved(self) -> None:
-        """What is stored ahead follows the rules that the zone has since the last restart."""
+        """The occurrence that is stored ahead follows the rules that the zone has since the last restart."""
         state = self.node.topic(TOPIC).recurring.get("moved")
         assert state is not None
         ahead_ms = state.progress.ahead_ms

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 
 import grpc
 import pytest
@@ -10,11 +12,15 @@ import pytest
 from broker.errors import Fenced, PostdateError, Refused, StorageFailed, Unavailable
 from broker.policy import OVERDUE_EXPIRE, TopicPolicy
 from broker.rpc.status import to_status
+from broker.storage.recurring_values import Definition, RecurringRule
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
-from broker.testing.sim_clock import SimClock
+from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics.recurrence import occurrences
 from broker.topics.schedule_values import Cancel, ChangeResult
 from tests.crash.history import LIVES, observe
+from tests.crash.test_recurring_crash import stored
+from tests.depth import at_depth
 from tests.harness import Node, Outgoing
 from tests.sim.shard_brokers import LEASE_MS, ShardBroker, make_bucket
 
@@ -90,6 +96,57 @@ def test_what_was_out_at_an_owner_that_is_lost_comes_again_with_the_number_that_
         await second.stop()
 
     run_sim(scenario, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(at_depth(change=4, deep=200)))
+def test_a_recurring_schedule_goes_on_at_each_owner_with_no_occurrence_left_out_or_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    definitions = {
+        "interval": Definition(RecurringRule(interval_ms=3_000), b""),
+        "cron": Definition(RecurringRule(cron="*/7 * * * * *", zone="Europe/Berlin"), b"", jitter_ms=4_000),
+    }
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket(seed)
+        disks = {name: MemVfs() for name in "abc"}
+        owner = ShardBroker(bucket, loop, "a", disks["a"])
+        await (await owner.follow())
+        node = await owner.own()
+        await node.create_subscription("orders", "all")
+        for name, definition in definitions.items():
+            await node.broker.recurring.put(node.topic("orders"), name, definition)
+        for number in range(6):
+            standby = ShardBroker(bucket, loop, "bca"[number % 3], disks["bca"[number % 3]])
+            taking = await standby.follow(rank=number)
+            await asyncio.sleep(rng.uniform(0, 9))
+            match rng.choice(("killed", "killed as it stores", "cut off", "resigned")):
+                case "killed":
+                    owner.kill()
+                case "killed as it stores":
+                    before = node.broker.counters.recurring_stored
+                    while node.broker.counters.recurring_stored == before:
+                        await asyncio.sleep(0.0005)
+                    owner.kill()
+                case "cut off":
+                    owner.store.is_cut = True
+                    await taking
+                    owner.kill()
+                case "resigned":
+                    await standby.reach(node.broker.journal.durable_lsn)
+                    await owner.stop(resigns_to=standby.name)
+            await taking
+            owner, node = standby, await standby.own()
+        await asyncio.sleep(10)
+        messages = await stored(node.topic("orders"))
+        for name, definition in definitions.items():
+            times = messages[name]
+            expected = itertools.islice(occurrences(definition, times[0] - 1), len(times))
+            assert times == list(expected), name
+            assert times[-1] > owner.clock.now_ms() - definition.jitter_ms, name
+            assert times[0] < START_MS + 10_000, name
+        await owner.stop()
+
+    run_sim(scenario, seed=seed)
 
 
 def test_an_owner_that_was_cut_off_fails_with_its_next_append_and_nothing_it_said_is_lost() -> None:

@@ -351,6 +351,31 @@ def test_the_number_of_schedules_is_limited() -> None:
     run(scenario, recurring_per_topic_max=3)
 
 
+def test_the_schedules_of_all_topics_together_are_limited() -> None:
+    async def refused(node: Node, topic: str, name: str, definition: Definition = MINUTES) -> str:
+        with pytest.raises(LimitReached, match="All topics together have") as caught:
+            await node.broker.recurring.put(node.topic(topic), name, definition)
+        return caught.value.reason
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await node.create_subscription("other", "all")
+        other = node.topic("other")
+        for number in range(2):
+            await put(node, f"s{number}", MINUTES)
+        await node.broker.recurring.put(other, "s", MINUTES)
+        assert await refused(node, "other", "t") == "TOO_MANY_RECURRING"
+        large = Definition(MINUTES.rule, message_pb2.Message(payload=bytes(996)).SerializeToString())
+        assert await refused(node, TOPIC, "s0", large) == "TOO_MANY_RECURRING_BYTES"
+        await node.stop()
+        node = Node(node.vfs, clock, node.broker.config).open()
+        assert await refused(node, "other", "t") == "TOO_MANY_RECURRING"
+        await node.broker.registry.delete_topic(TOPIC)
+        await node.broker.recurring.put(node.topic("other"), "t", MINUTES)
+        assert not await node.broker.recurring.put(node.topic("other"), "s", large)
+
+    run(scenario, recurring_max=3, recurring_bytes_max=1_020)
+
+
 def test_the_bytes_of_schedules_are_limited_also_of_one_that_grows() -> None:
     def of(size: int) -> Definition:
         return Definition(MINUTES.rule, message_pb2.Message(payload=bytes(size - 3)).SerializeToString())
