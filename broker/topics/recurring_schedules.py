@@ -196,6 +196,9 @@ class RecurringSchedules:
             return
         self._due_ms[key] = due_ms
         heapq.heappush(self._heap, (due_ms, *key))
+        if len(self._due_ms) > self._config.tuning.recurring_max:  # some are of topics that were deleted
+            topics = self._registry.topics
+            self._due_ms = {each: due_ms for each, due_ms in self._due_ms.items() if each[0] in topics}
         if len(self._heap) > 2 * len(self._due_ms) + _STALE_MAX:
             self._heap = [(due_ms, *key) for key, due_ms in self._due_ms.items()]
             heapq.heapify(self._heap)

@@ -351,7 +351,8 @@ def put_all(
                         )
                         continue
                     raise CommandFailed(
-                        f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it are put",
+                        f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it "
+                        f"{'could be' if dry_run else 'were'} put",
                         EXIT_FAILED,
                     ) from error
                 rows.append(
