@@ -60,6 +60,7 @@ from broker.storage.manifest import BrokerImage
 from broker.storage.records import Record
 from broker.storage.segment import Group
 from broker.subscriptions.reasons import ReasonsMemory
+from broker.topics.bulk_changes import BulkChanges
 from broker.topics.dead_letters import DeadLetters
 from broker.topics.intake import Accepted, check_first
 from broker.topics.key_services import KeyServices
@@ -67,7 +68,7 @@ from broker.topics.policies import default_topic_policy
 from broker.topics.producers import DedupMemory
 from broker.topics.recurring_schedules import RecurringSchedules
 from broker.topics.registry import Registry
-from broker.topics.topic import Topic, TopicServices
+from broker.topics.topic import Topic, TopicFiles, TopicServices
 from broker.topics.topic_index import IndexServices
 
 log = get_logger(__name__)
@@ -125,14 +126,8 @@ class Broker:
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
-        self.recurring = RecurringSchedules(
-            self.registry,
-            config,
-            clock,
-            spawn=self.supervisor.spawn,
-            wait_room=self._wait_produce,
-            counters=self.counters,
-        )
+        self.recurring = self._make_recurring()
+        self.bulk_changes = self._make_bulk_changes()
         self._shard_log: ShardLog | None = None  # in a cluster
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
@@ -153,6 +148,26 @@ class Broker:
         self._appended_at_look = self._unwritten_at_look = 0
         self._disk_full = False
         self._draining = False
+
+    def _make_recurring(self) -> RecurringSchedules:
+        return RecurringSchedules(
+            self.registry,
+            self.config,
+            self.clock,
+            spawn=self.supervisor.spawn,
+            wait_room=self._wait_produce,
+            counters=self.counters,
+        )
+
+    def _make_bulk_changes(self) -> BulkChanges:
+        return BulkChanges(
+            self.registry,
+            self.config,
+            self.clock,
+            spawn=self.supervisor.spawn,
+            wait_room=self._wait_change,
+            counters=self.counters,
+        )
 
     def _make_compactions(self) -> Compactions:
         return Compactions(
@@ -352,6 +367,7 @@ class Broker:
         self._overdue.begin(self.started_ms)
         self.recurring.begin(self._overdue.absences)
         self.supervisor.spawn_lasting("recurring schedules", self.recurring.run())
+        self.bulk_changes.start()
         self.supervisor.spawn("overdue messages", self._overdue.sweep())
         self.supervisor.spawn_lasting("signs of life", self._overdue.beat())
         self.backups.begin()
@@ -506,8 +522,12 @@ class Broker:
             ]
             topic_id = image.topic_id
             amendments, cursors = manifests.amendments[topic_id], manifests.cursors[topic_id]
-            producers, recurring = manifests.producers.get(topic_id), manifests.recurring.get(topic_id)
-            self.registry.add(Topic(image, ledgers, cursors, amendments, services, producers, recurring))
+            files = TopicFiles(
+                manifests.producers.get(topic_id),
+                manifests.recurring.get(topic_id),
+                manifests.bulk.get(topic_id),
+            )
+            self.registry.add(Topic(image, ledgers, cursors, amendments, services, files))
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -575,6 +595,11 @@ class Broker:
                 retry_after_ms=5_000,
                 disk_reserve_bytes=self.config.disk_reserve_bytes,
             )
+        await self._wait_room()
+
+    async def _wait_change(self) -> None:
+        """Return once there is room for a change of what is stored, which the reserve of the disk does not refuse."""
+        self.check_serving()
         await self._wait_room()
 
     async def verify_topic(self, name: str) -> TopicCheck:

@@ -21,6 +21,7 @@ from broker.storage.changes import Cancelled, Moved
 from broker.storage.compacted import LedgersCompacted
 from broker.storage.manifest import BrokerImage, CursorImage, LedgerImage, SubscriptionImage, TopicImage
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
     LedgersDropped,
     Produced,
@@ -207,7 +208,7 @@ class History:
                 lsn, record.settled if isinstance(record, Transferred) else record.cancelled
             )
             return
-        if isinstance(record, Recurred):
+        if isinstance(record, BulkStepped | Recurred):
             if record.change is not None:
                 yield from self.apply(lsn, record.change)
             return

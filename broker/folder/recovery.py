@@ -22,6 +22,7 @@ from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.amendments import Amendments, decode_amendments
 from broker.storage.blocks import KINDS, LedgerName, file_lengths
+from broker.storage.bulk import BulkImage, decode_bulk
 from broker.storage.group_log import NO_SHARD, ShardName, records_from
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, is_unused, remove_tree
@@ -53,6 +54,7 @@ class Manifests:
     amendments: dict[int, dict[int, Amendments]] = field(default_factory=dict)  # by topic, by ledger
     producers: dict[int, ProducersImage] = field(default_factory=dict)  # of topics that have a file of them
     recurring: dict[int, RecurringImage] = field(default_factory=dict)  # the same
+    bulk: dict[int, BulkImage] = field(default_factory=dict)  # the same
 
     @property
     def needed_to_lsn(self) -> int:
@@ -88,6 +90,8 @@ def open_manifests(
             manifests.producers[topic_id] = read_producers(vfs, layout, image)
         if image.recurring_file:
             manifests.recurring[topic_id] = read_recurring(vfs, layout, image)
+        if image.bulk_file:
+            manifests.bulk[topic_id] = read_bulk(vfs, layout, image)
     return manifests
 
 
@@ -230,6 +234,15 @@ def read_recurring(vfs: Vfs, layout: Layout, image: TopicImage) -> RecurringImag
     if recurring.topic_id != image.topic_id:
         raise Corrupt("A file of recurring schedules belongs to another topic", path=path, advice=_ADVICE)
     return recurring
+
+
+def read_bulk(vfs: Vfs, layout: Layout, image: TopicImage) -> BulkImage:
+    """Read the file of bulk changes that a topic names; raises Corrupt. Blocks."""
+    path = f"{layout.cursors(image.topic_id)}/{image.bulk_file}"
+    bulk = decode_bulk(read_named(vfs, path, _ADVICE), path)
+    if bulk.topic_id != image.topic_id:
+        raise Corrupt("A file of bulk changes belongs to another topic", path=path, advice=_ADVICE)
+    return bulk
 
 
 def _check_lengths(vfs: Vfs, name: LedgerName, lengths: dict[str, int]) -> None:

@@ -28,6 +28,7 @@ from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.amendments import NONE, Amendments, decode_amendments
 from broker.storage.blocks import LedgerCapture, block_count, file_lengths
 from broker.storage.bucket_files import bucket_storage
+from broker.storage.bulk import BulkImage, decode_bulk
 from broker.storage.key_run_files import key_storage
 from broker.storage.layout import Layout
 from broker.storage.ledger_check import CompareFrames, verify_ledger
@@ -206,6 +207,7 @@ class _UnitCheck:
             self._find_orphans(f"{folder}/{name}", files)
         self._check_file(image, image.producers_file, "producers", decode_producers)
         self._check_file(image, image.recurring_file, "recurring schedules", decode_recurring)
+        self._check_file(image, image.bulk_file, "bulk changes", decode_bulk)
         self._check_key_runs(image)
         self.result.bucket_count = len(image.bucket_ids)
         paths = [f"{layout.buckets(image.topic_id)}/{bucket_id}.bucket" for bucket_id in image.bucket_ids]
@@ -216,7 +218,7 @@ class _UnitCheck:
         image: TopicImage,
         file: str,
         what: str,
-        decode: Callable[[bytes, str], ProducersImage | RecurringImage],
+        decode: Callable[[bytes, str], BulkImage | ProducersImage | RecurringImage],
     ) -> None:
         if not file:
             return

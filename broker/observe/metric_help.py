@@ -169,6 +169,9 @@ HELP: dict[str, str] = {
         "backfilled ones."
     ),
     "recurring_missed": "How often a recurring schedule left out occurrences that were missed.",
+    "bulk_changes_begun": "Bulk changes, cancels and moves by a filter, that were begun.",
+    "bulk_changes_ended": "Bulk changes that ended: done, cancelled or failed.",
+    "bulk_changes_failed": "Bulk changes that failed before their end.",
     "schedule_key_rebuilds": "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0.",
     "index_seal_seconds": "Duration of a bucket seal.",
     "index_merge_seconds": "Duration of a bucket merge.",

@@ -108,6 +108,9 @@ class BrokerCounters:
     schedule_key_rebuilds: int = 0
     recurring_stored: int = 0
     recurring_missed: int = 0
+    bulk_changes_begun: int = 0
+    bulk_changes_ended: int = 0
+    bulk_changes_failed: int = 0
     backups: int = 0
     backup_failures: int = 0
     backup_last_ms: int = 0
@@ -298,6 +301,9 @@ BROKER_COUNTERS: tuple[str, ...] = (
     "schedule_key_rebuilds",
     "recurring_stored",
     "recurring_missed",
+    "bulk_changes_begun",
+    "bulk_changes_ended",
+    "bulk_changes_failed",
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str], ...] = (
     ("journal_sync", "journal_sync_seconds"),

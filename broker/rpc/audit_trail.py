@@ -29,6 +29,8 @@ NOT_CHANGES = frozenset(
         "GetScheduled",
         "ListScheduled",
         "CountScheduled",
+        "GetBulkChange",
+        "ListBulkChanges",
         "GetRecurring",
         "ListRecurring",
         "PreviewRecurring",

@@ -53,12 +53,7 @@ class RequestIds:
         """Make a change once for each request_id: a repeat gets the first answer, also while that is on its way."""
         if not request.request_id:
             return await call()
-        if len(request.request_id) > _REQUEST_ID_MAX:
-            raise InvalidRequest(
-                f"request_id is at most {_REQUEST_ID_MAX} characters",
-                field="request_id",
-                reason="INVALID_REQUEST_ID",
-            )
+        check_request_id(request.request_id)
         now_ms = self._now_ms()
         self._forget_old(now_ms)
         # Ids are a topic's own: two clients that count from 1 must not get each other's answers.
@@ -127,6 +122,16 @@ class RequestIds:
 
     def _forget(self, key: _Key) -> None:
         self._bytes -= self._answers.pop(key).response_bytes
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequest for one that is too long to be kept."""
+    if len(request_id) > _REQUEST_ID_MAX:
+        raise InvalidRequest(
+            f"request_id is at most {_REQUEST_ID_MAX} characters",
+            field="request_id",
+            reason="INVALID_REQUEST_ID",
+        )
 
 
 def _fingerprint(request: Message) -> bytes:

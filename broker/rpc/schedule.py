@@ -14,6 +14,7 @@ from broker.folder.broker import Broker
 from broker.model import TIME_MS_MAX, Position
 from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.audit_trail import note_counts
+from broker.rpc.bulk_changes import BulkChangeCalls
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
@@ -50,6 +51,7 @@ class ScheduleService:
         self._request_ids = RequestIds(broker.clock)
         self._limits = Limits.of(broker.config)
         self._recurring = RecurringCalls(broker, self._request_ids)
+        self._bulk_changes = BulkChangeCalls(broker, self._limits)
 
     def handlers(self) -> dict[str, Handler]:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message | bytes]]]] = {
@@ -58,6 +60,7 @@ class ScheduleService:
             "CountScheduled": (schedule_pb2.CountScheduledRequest, self._count),
             "CancelScheduled": (schedule_pb2.CancelScheduledRequest, self._cancel),
             "Reschedule": (schedule_pb2.RescheduleRequest, self._reschedule),
+            **self._bulk_changes.calls(),
             **self._recurring.calls(),
         }
         check = self._limits.check_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any, Literal, cast
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
@@ -158,9 +159,13 @@ def due_range(due: schedule_pb2.TimeRange, field: str) -> DueRange:
     return DueRange(due.start_ms, due.end_ms or TIME_MS_MAX + 1)
 
 
-def move_of(request: schedule_pb2.RescheduleRequest, now_ms: int) -> Move:
-    """The new time that a request gives."""
-    match request.WhichOneof("time"):
+def move_of(
+    request: schedule_pb2.RescheduleRequest | schedule_pb2.StartBulkChangeRequest,
+    now_ms: int,
+    of: Literal["time", "change"] = "time",
+) -> Move:
+    """The new time that a request gives, in a oneof of that name."""
+    match request.WhichOneof(cast("Any", of)):
         case "deliver_at_ms":
             # 0 means unset all over this API. Taken for a time it would be "at once", for every message selected.
             if not DELIVER_AT_MS_MIN <= request.deliver_at_ms <= DELIVER_AT_MS_MAX:

@@ -26,6 +26,7 @@ from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
 from broker.storage.blocks import MAGICS
 from broker.storage.bucket_dump import dump_amendments, dump_bucket
 from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
+from broker.storage.bulk import MAGIC_BULK, decode_bulk
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.frame import COMMIT
@@ -52,6 +53,7 @@ from broker.storage.manifest import (
 )
 from broker.storage.producers_file import MAGIC_PRODUCERS, decode_producers
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
     LedgersDropped,
     Produced,
@@ -178,14 +180,21 @@ def _fields_of(record: Record) -> Line:
                 "topic_id": record.topic_id,
                 "ledgers": [_changed(*ledger) for ledger in record.ledgers.items()],
             }
-        case Recurred() | Replaced() | Transferred():
+        case BulkStepped() | Recurred() | Replaced() | Transferred():
             return _fields_of_parts(record)
         case _:
             assert_never(record)
 
 
-def _fields_of_parts(record: Recurred | Replaced | Transferred) -> Line:
+def _fields_of_parts(record: BulkStepped | Recurred | Replaced | Transferred) -> Line:
     match record:
+        case BulkStepped():
+            change = (
+                {}
+                if record.change is None
+                else {type(record.change).__name__.lower(): _fields_of(record.change)}
+            )
+            return {"topic_id": record.topic_id, **change, "bulk_change": dataclasses.asdict(record.step)}
         case Recurred():
             parts = {"produced": record.produced, "cancelled": record.cancelled}
             fields = {name: _fields_of(part) for name, part in parts.items() if part is not None}
@@ -383,6 +392,13 @@ def _recurring_lines(framed: bytes, path: str) -> Iterator[Line]:
         yield {"line": "schedule", "name": name, **fields}
 
 
+def _bulk_lines(framed: bytes, path: str) -> Iterator[Line]:
+    image = decode_bulk(framed, path)
+    yield {"line": "bulk changes", "topic_id": image.topic_id, "last_id": image.last_id}
+    for bulk_id, standing in image.by_id.items():
+        yield {"line": "bulk change", "bulk_id": bulk_id, **dataclasses.asdict(standing)}
+
+
 def _subscription(image: SubscriptionImage) -> Line:
     return {
         "subscription_id": image.subscription_id,
@@ -429,6 +445,7 @@ _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {
     MAGIC_TOPIC: _dump_manifest("topic manifest", MAGIC_TOPIC, _topic_lines),
     MAGIC_CURSOR: _dump_manifest("cursor", MAGIC_CURSOR, _cursor_lines),
     MAGIC_PRODUCERS: _dump_manifest("producers", MAGIC_PRODUCERS, _producers_lines),
+    MAGIC_BULK: _dump_manifest("bulk changes", MAGIC_BULK, _bulk_lines),
     MAGIC_RECURRING: _dump_manifest("recurring schedules", MAGIC_RECURRING, _recurring_lines),
     **dict.fromkeys(MAGICS.values(), dump_ledger),
     MAGIC_BUCKET: dump_bucket,

@@ -47,6 +47,7 @@ _NAMES = {
     b"PDMP": "file of producers",
     b"PDMI": "file of compaction inputs",
     b"PDMR": "file of recurring schedules",
+    b"PDMK": "file of bulk changes",
 }
 """All that is framed as manifests are, as errors call it."""
 VERSION = 1
@@ -71,6 +72,7 @@ _T = TypeVar("_T")
 
 _PRODUCERS_FILE = re.compile(r"producers\.[0-9a-f]+")
 _RECURRING_FILE = re.compile(r"recurring\.[0-9a-f]+")
+_BULK_FILE = re.compile(r"bulk\.[0-9a-f]+")
 _AMENDMENTS_FILE = re.compile(r"([0-9]+)\.[0-9a-f]+\.amend")
 
 
@@ -137,6 +139,7 @@ class TopicImage:
     next_bucket_id: int = 1
     producers_file: str = ""  # in `cursors/`; empty: none
     recurring_file: str = ""  # the same
+    bulk_file: str = ""  # the same
     log_end: Position = START  # where the log ended, if its last ledger is gone
     key_run_ids: tuple[int, ...] = ()
     next_key_run_id: int = 1
@@ -232,6 +235,7 @@ def encode_topic(image: TopicImage) -> bytes:
         else 0,  # as before there were buckets
         producers_file=image.producers_file,
         recurring_file=image.recurring_file,
+        bulk_file=image.bulk_file,
         log_end=position_to_record(image.log_end) if image.log_end > START else None,
         key_run_ids=image.key_run_ids,
         next_key_run_id=image.next_key_run_id if image.next_key_run_id > 1 else 0,
@@ -275,6 +279,8 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     check(named, f"producers file {message.producers_file[:100]!r}")
     named = not message.recurring_file or _RECURRING_FILE.fullmatch(message.recurring_file) is not None
     check(named, f"file of recurring schedules {message.recurring_file[:100]!r}")
+    named = not message.bulk_file or _BULK_FILE.fullmatch(message.bulk_file) is not None
+    check(named, f"file of bulk changes {message.bulk_file[:100]!r}")
     for what in ("subscription_id", "name"):
         distinct = {getattr(subscription, what) for subscription in subscriptions}
         check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
@@ -294,6 +300,7 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
         next_bucket_id=next_bucket_id,
         producers_file=message.producers_file,
         recurring_file=message.recurring_file,
+        bulk_file=message.bulk_file,
         log_end=log_end,
         key_run_ids=tuple(message.key_run_ids),
         next_key_run_id=next_key_run_id,

@@ -25,7 +25,7 @@ def named_files(image: TopicImage) -> dict[str, set[str]]:
         "ledgers": {capture.name("").file(kind) for capture in captures for kind in KINDS}
         | {ledger.amendments_file for ledger in image.ledgers},
         "cursors": {subscription.cursor_file for subscription in image.subscriptions}
-        | {image.producers_file, image.recurring_file},
+        | {image.producers_file, image.recurring_file, image.bulk_file},
         "buckets": {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids},
         "keys": {f"{run_id}.keys" for run_id in image.key_run_ids},
     }

@@ -5,7 +5,8 @@ know it:
 
     storage/record_types.py      its number, the next one that was never used
     storage/records.py           its class, `Record` (*), `decode_record` and its table (*); changes of what is pending
-                                 live in changes.py, compactions in compacted.py, schedules in recurring.py
+                                 live in changes.py, compactions in compacted.py, schedules in recurring.py,
+                                 bulk changes in bulk.py
     storage-protos/              its body, if it is a protobuf message (`make protos`)
     topics/topic.py              `APPLIED_BY` (*): the components that apply it, and their `apply` (*)
     topics/registry.py           instead, if it creates or deletes a topic
@@ -45,3 +46,4 @@ class RecordType(IntEnum):
     LEDGERS_COMPACTED = 17
     LOG_BLANK = 18
     RECURRED = 19
+    BULK_STEPPED = 20

@@ -16,6 +16,7 @@
     16    Replaced              produced_bytes 4, cancelled_bytes 4, Produced, Cancelled
     17    LedgersCompacted      see compacted.py
     19    Recurred              see recurring.py
+    20    BulkStepped           see bulk.py
 
 Type 1 is the journal's own COMMIT, type 18 the LOG_BLANK that stands for a group without records. A produced batch
 carries its columns exactly as the ledger stores them, so that applying it, today or in a recovery, copies bytes and
@@ -50,6 +51,7 @@ from broker.model import (
     UInt64Column,
 )
 from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.bulk import BulkStep, decode_bulk_step, encode_bulk_step
 from broker.storage.changes import Cancelled, Moved, decode_cancelled, decode_moved
 from broker.storage.compacted import LedgersCompacted, decode_compacted
 from broker.storage.manifest import (
@@ -110,6 +112,7 @@ _SEQUENCES = struct.Struct("<QII")
 _TRANSFERRED = struct.Struct("<IIQ")
 _REPLACED = struct.Struct("<II")
 _RECURRED = struct.Struct("<II")
+_BULK_STEPPED = struct.Struct("<B3sI")
 _ZERO = bytes(3)
 _ROW_PLACE = struct.Struct("<II")  # offset and length of a row
 _ROW_PLACE_AT = 24  # in a ROW
@@ -269,6 +272,28 @@ class Recurred:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkStepped:
+    """A bulk change came so far, and these messages were cancelled or moved on its way there. See bulk.py.
+
+    `change` applies as a record of its own would, and before the rest.
+    """
+
+    type: ClassVar[RecordType] = RecordType.BULK_STEPPED
+    topic_id: int
+    step: BulkStep
+    change: Cancelled | Moved | None = None
+
+    def encode(self) -> list[Part]:
+        change: list[Part] = [] if self.change is None else [*self.change.encode()]
+        kind = _BULK_KINDS.index(type(self.change))
+        head = _BULK_STEPPED.pack(kind, _ZERO, _bytes_of(change))
+        return [head, *change, encode_bulk_step(self.topic_id, self.step)]
+
+
+_BULK_KINDS = (type(None), Cancelled, Moved)
+
+
+@dataclass(frozen=True, slots=True)
 class Seeked:
     """A subscription begins elsewhere: all that it had settled, counted and put off is forgotten."""
 
@@ -410,6 +435,7 @@ Record = (
     | Replaced
     | LedgersCompacted
     | Recurred
+    | BulkStepped
 )
 
 
@@ -527,6 +553,20 @@ def _decode_recurred(body: memoryview) -> Recurred:
     return Recurred(topic_id, steps, produced, cancelled)
 
 
+def _decode_bulk_stepped(body: memoryview) -> BulkStepped:
+    kind, zero, change_bytes = _BULK_STEPPED.unpack_from(body)
+    step_at = _BULK_STEPPED.size + change_bytes
+    check(zero == _ZERO and kind < len(_BULK_KINDS), "a change of an unknown kind")
+    check(step_at <= len(body) and bool(kind) == bool(change_bytes), "its parts do not fit")
+    change: Cancelled | Moved | None = None
+    if kind:
+        decode = decode_cancelled if _BULK_KINDS[kind] is Cancelled else decode_moved
+        change = decode(body[_BULK_STEPPED.size : step_at])
+    topic_id, step = decode_bulk_step(body[step_at:])
+    check(change is None or change.topic_id == topic_id, "its parts belong to two topics")
+    return BulkStepped(topic_id, step, change)
+
+
 def _decode_seeked(body: memoryview) -> Seeked:
     message = parse_known(pb.Seeked, body)
     check_id(message.topic_id, "topic_id")
@@ -612,6 +652,7 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.REPLACED: _decode_replaced,
     RecordType.LEDGERS_COMPACTED: decode_compacted,
     RecordType.RECURRED: _decode_recurred,
+    RecordType.BULK_STEPPED: _decode_bulk_stepped,
 }
 
 

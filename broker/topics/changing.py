@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +37,7 @@ from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.log import TopicLog
+from broker.storage.records import BulkStepped
 from broker.storage.salvage import times_around_damage
 from broker.subscriptions.entry_states import HELD
 from broker.subscriptions.subscription import Subscription
@@ -62,6 +63,10 @@ class _Asked:
     new_ms: Int64Column | None = None  # of a move, for all of them
 
 
+Submit = Callable[[Cancelled | Moved | None, OutcomeColumns], asyncio.Future[None] | None]
+"""Submits what was decided, if anything is to be changed, in the step in which it was (CHANGE-1)."""
+
+
 class ChangingTopic(Protocol):
     """A topic as changes of its schedule need it."""
 
@@ -77,7 +82,7 @@ class ChangingTopic(Protocol):
     @property
     def index(self) -> IndexPump: ...
 
-    def submit_change(self, record: Cancelled | Moved) -> asyncio.Future[None]:
+    def submit_change(self, record: Cancelled | Moved | BulkStepped) -> asyncio.Future[None]:
         """Hand the record to the journal; from now on nobody is sent the entries."""
 
 
@@ -97,11 +102,13 @@ class Changing:
         dry_run: bool,
         waiting_only: bool = False,
         expected_ms: Int64Column | None = None,
+        submit: Submit | None = None,
     ) -> OutcomeColumns:
         """Change entries; returns once that is durable, with an outcome for each, in order.
 
         `waiting_only`: those whose time has come are not changed; what was sent to nobody is not found. `expected_ms`:
-        their times when they were chosen; who has another one by now is not found, and left alone.
+        their times when they were chosen; who has another one by now is not found, and left alone. `submit`: called in
+        the place of the topic's own.
         """
         asked = _by_ledger(ledger_ids, entry_ids)
         entries = {part.ledger_id: bitmap_of(part.entry_ids) for part in asked}
@@ -116,10 +123,12 @@ class Changing:
                 expected = np.zeros(len(part.entry_ids), dtype=np.int64)
                 expected[part.rows] = expected_ms[part.places]
                 part.results[part.times != expected] = _NOT_FOUND
-        durable = self._decide(asked, change, dry_run=dry_run)
+        record = self._decide(asked, change)
+        outcomes = _outcomes(ledger_ids, entry_ids, asked, change)
+        durable = (submit or self._submit)(None if dry_run else record, outcomes)
         if durable is not None:
             await asyncio.shield(durable)
-        return _outcomes(ledger_ids, entry_ids, asked, change)
+        return outcomes
 
     def is_due(self, position: Position, deliver_at_ms: int) -> bool:
         """Return whether a message whose time has come can still be held back from everybody."""
@@ -148,10 +157,11 @@ class Changing:
 
     # -- one step with what follows the last read: no await from here on (CHANGE-1) ----------------------------------
 
-    def _decide(
-        self, asked: Sequence[_Asked], change: Change, *, dry_run: bool
-    ) -> asyncio.Future[None] | None:
-        """Submit what is to be changed; None if nothing is."""
+    def _submit(self, record: Cancelled | Moved | None, _: OutcomeColumns) -> asyncio.Future[None] | None:
+        return None if record is None else self._topic.submit_change(record)
+
+    def _decide(self, asked: Sequence[_Asked], change: Change) -> Cancelled | Moved | None:
+        """Return what is to be changed; None if nothing is."""
         topic = self._topic
         if topic.deleted:
             raise topic_not_found(topic.name)
@@ -167,11 +177,10 @@ class Changing:
             if len(at):
                 new_ms = None if part.new_ms is None else part.new_ms[at]
                 ledgers[part.ledger_id] = Changed(part.entry_ids[at], part.times[at], new_ms)
-        if dry_run or not ledgers:
+        if not ledgers:
             return None
         kind = Cancelled if isinstance(change, Cancel) else Moved
-        record = kind(topic.topic_id, ledgers)
-        return topic.submit_change(record)
+        return kind(topic.topic_id, ledgers)
 
     def _find_results(self, asked: _Asked, *, waiting_only: bool) -> None:
         """Decide the outcome of each entry (CHANGE-2)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.clock import Clock
+from broker.storage.changes import Cancelled, Moved
 from broker.topics.changing import Changing, ChangingTopic
 from broker.topics.schedule_values import (
     Change,
@@ -18,6 +20,7 @@ from broker.topics.schedule_values import (
     DueRange,
     MatchingPage,
     Outcome,
+    OutcomeColumns,
     PageMark,
     Scheduled,
     ScheduledCounts,
@@ -33,6 +36,10 @@ class ScheduledTopic(ChangingTopic, Protocol):
 
     applied_lsn: int
     keys: TopicKeys
+
+
+SubmitStep = Callable[[Cancelled | Moved | None, OutcomeColumns, int, Key | None], asyncio.Future[None]]
+"""Submits what was decided about the next messages: told how many were examined for it, and from where the rest is."""
 
 
 class Schedule:
@@ -131,6 +138,36 @@ class Schedule:
         )
         for (place, _), outcome in zip(by_id, changed, strict=True):
             outcomes[place] = outcome._replace(schedule_key=outcomes[place].schedule_key)
+
+    async def change_next(
+        self,
+        due: DueRange,
+        key_prefix: str,
+        change: Change,
+        start: Key,
+        limit: int,
+        *,
+        moved_before_lsn: int,
+        dry_run: bool,
+        submit: SubmitStep,
+    ) -> None:
+        """Cancel or move the next messages that match, in due order; returns once that is durable.
+
+        What a record from `moved_before_lsn` on has moved is left alone; 0: nothing is. `submit` is told also of
+        messages of which none is changed.
+        """
+        lsn = moved_before_lsn - 1 if moved_before_lsn else None
+        next_ = await self._look.next_matching(due, key_prefix, start, limit, lsn)
+        entries = next_.entries
+        # What was changed by somebody else since it was found does not match any more.
+        await self._changing.change(
+            entries.ledger_ids,
+            entries.entry_ids,
+            change,
+            dry_run=dry_run,
+            expected_ms=entries.deliver_at_ms,
+            submit=lambda record, outcomes: submit(record, outcomes, next_.examined, next_.end),
+        )
 
     async def change_matching(
         self,

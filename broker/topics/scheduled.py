@@ -44,6 +44,9 @@ LOOKED_MAX = 20_000
 
 _UNASKED_BYTES = 1 << 20
 _KEY_STEP = 4_096
+_PREFIX_SCAN = 4_096
+_PREFIX_READ = 256
+"""Frames that are read and matched in one go."""
 _LEDGERS_AT_ONCE = 256
 """Ledgers that the read thread is asked for in one go: others wait for it meanwhile."""
 _COUNT_STEP = 32_768
@@ -71,6 +74,15 @@ class LookedIndex(Protocol):
         """Return once every row appended, and every change applied, before the call is in the index."""
 
     async def wait_built(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NextMatching:
+    """The next messages that match a filter, in due order."""
+
+    entries: DueRows
+    examined: int  # also those that do not match
+    end: Key | None  # from where the rest is; None: there is none
 
 
 class ScheduledLook:
@@ -115,6 +127,39 @@ class ScheduledLook:
         for messages in gathered:
             shown += self._shown(messages.at(self._is_waiting(messages.entries)), ScheduledState.WAITING)
         return ScheduledPage(shown, end)
+
+    async def next_matching(
+        self, due: DueRange, key_prefix: str, start: Key, limit: int, changed_through_lsn: int | None
+    ) -> NextMatching:
+        """As `page`, the places alone, and how far they go; what a record after that lsn moved is left out."""
+        wanted = _Filter(due, key_prefix, changed_through_lsn)
+        budget = YieldBudget(self._clock)
+        found: list[DueRows] = []
+        room, looked, scanned, bytes_left = limit, 0, 0, PAGE_BYTES_MAX
+        at: Key | None = start
+        with self._keep_files():
+            await self._caught_up()
+            while at is not None and room > 0 and scanned < LOOKED_MAX and bytes_left > 0:
+                step = _PREFIX_SCAN if key_prefix else room
+                entries, at = await self._scan(wanted, at, step)
+                scanned += step
+                await budget.spent()
+                while len(entries) and room > 0 and bytes_left > 0:
+                    step = min(len(entries), _PREFIX_READ if key_prefix else room)
+                    part, entries = entries.part(slice(0, step)), entries.part(slice(step, None))
+                    if key_prefix:
+                        messages, done = await self._read(part, wanted, bytes_left)
+                        bytes_left -= messages.read_bytes
+                        entries = concatenate([part.part(slice(done, None)), entries])
+                        part, step = messages.entries, done
+                    found.append(part)
+                    looked += step
+                    room -= len(part)
+                    await budget.spent()
+                if len(entries):
+                    at = entries.key(0)
+        kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in found]
+        return NextMatching(concatenate([NO_DUE_ROWS, *kept]), looked, at)
 
     async def keys_in(
         self, due: DueRange, key_prefix: str, start: Key | None, limit: int, changed_through_lsn: int

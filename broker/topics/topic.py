@@ -31,6 +31,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.runtime.supervise import Spawn
 from broker.storage.amendments import Amendments
+from broker.storage.bulk import BulkImage
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import LedgersCompacted
 from broker.storage.ledger import Ledger
@@ -38,6 +39,7 @@ from broker.storage.log import DroppedLedger, TopicLog
 from broker.storage.manifest import CursorImage, TopicImage
 from broker.storage.producers_file import ProducersImage
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
     LedgersDropped,
     Produced,
@@ -57,6 +59,7 @@ from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reasons import ReasonsMemory
 from broker.subscriptions.services import SubscriptionServices
 from broker.subscriptions.subscription import Subscription
+from broker.topics.bulk import TopicBulkChanges
 from broker.topics.component import Applier, Capture, Component
 from broker.topics.counts import SubscriptionCounts, TopicCounts
 from broker.topics.intake import Accepted, Intake, is_examined
@@ -90,9 +93,10 @@ APPLIED_BY: dict[type, tuple[str, ...]] = {
     SubscriptionDeleted: ("subscriptions", "counts"),
     TopicPolicyChanged: ("policies", "index"),
     Recurred: ("recurring",),
+    BulkStepped: ("bulk",),
 }
 """The components that apply a record, in this order; the later ones find the earlier ones as the record says. What a
-`Recurred` stores and cancels is applied before as the record that says so alone.
+`Recurred` or a `BulkStepped` stores and changes is applied before as the record that says so alone.
 
 `TopicCreated` and `TopicDeleted` are of the registry.
 """
@@ -139,6 +143,15 @@ class TopicServices:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicFiles:
+    """Content of the files that a manifest names, each of one component."""
+
+    producers: ProducersImage | None = None
+    recurring: RecurringImage | None = None
+    bulk: BulkImage | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TopicCapture:
     """One topic at one moment."""
 
@@ -156,9 +169,9 @@ class Topic:
         cursors: dict[int, CursorImage],
         amendments: dict[int, Amendments],
         services: TopicServices,
-        producers: ProducersImage | None = None,
-        recurring: RecurringImage | None = None,
+        files: TopicFiles | None = None,
     ) -> None:
+        files = files or TopicFiles()
         self.topic_id = topic_id = image.topic_id
         self.name = image.name
         self.create_time_ms = image.create_time_ms
@@ -191,8 +204,9 @@ class Topic:
             remove_files=services.remove_ledger,
         )
         self.keys = TopicKeys(self, services.keys, image)
-        self.producers = Producers(producers, image.producers_file)
-        self.recurring = TopicRecurring(recurring, image.recurring_file)
+        self.producers = Producers(files.producers, image.producers_file)
+        self.recurring = TopicRecurring(files.recurring, image.recurring_file)
+        self.bulk = TopicBulkChanges(files.bulk, image.bulk_file)
         self.counts = TopicCounts(
             self.log,
             self.ledgers.facts,
@@ -201,13 +215,7 @@ class Topic:
             spawn=services.spawn,
             topic_id=topic_id,
         )
-        self.intake = Intake(
-            self.producers,
-            self.log,
-            self.subscriptions.values(),
-            clock=services.clock,
-            memory=services.dedup_memory,
-        )
+        self.intake = self._make_intake(services)
         durable: dict[str, Component] = {
             "policies": self.policies,
             "index": self._index,
@@ -215,10 +223,20 @@ class Topic:
             "keys": self.keys,
             "producers": self.producers,
             "recurring": self.recurring,
+            "bulk": self.bulk,
             "subscriptions": self.subscriptions,
         }
         self._captured = tuple(durable.values())
         self._appliers: dict[str, Applier] = {**durable, "counts": self.counts}
+
+    def _make_intake(self, services: TopicServices) -> Intake:
+        return Intake(
+            self.producers,
+            self.log,
+            self.subscriptions.values(),
+            clock=services.clock,
+            memory=services.dedup_memory,
+        )
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -347,7 +365,7 @@ class Topic:
         """Change durable state as a record says. The same function serves today and recovery."""
         if lsn <= self.applied_lsn:
             return
-        if isinstance(record, Recurred) and record.change is not None:
+        if isinstance(record, Recurred | BulkStepped) and record.change is not None:
             self._apply(record.change, lsn)
         self._apply(record, lsn)
         self.applied_lsn = lsn
@@ -375,10 +393,19 @@ class Topic:
         """Hand a record of this topic to the journal; `apply` is called with its lsn, in place of the topic's own."""
         return self._services.submit(record, apply or (lambda lsn: self.apply(record, lsn)))
 
-    def submit_change(self, record: Cancelled | Moved | Replaced | Recurred) -> asyncio.Future[None]:
-        """Hand a record to the journal that cancels or moves entries: from now on nobody is sent them."""
+    def submit_change(
+        self, record: Cancelled | Moved | Replaced | Recurred | BulkStepped
+    ) -> asyncio.Future[None]:
+        """Hand a record to the journal that may cancel or move entries: from now on nobody is sent them."""
         durable = self.submit_record(record)
-        changed = record.cancelled if isinstance(record, Replaced | Recurred) else record
+        changed: Cancelled | Moved | None
+        match record:
+            case Replaced() | Recurred():
+                changed = record.cancelled
+            case BulkStepped():
+                changed = record.change
+            case _:
+                changed = record
         if changed is not None:
             self.log.under_way.hold(changed.entries)
         return durable

@@ -23,6 +23,15 @@ class ScheduledState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULED_STATE_DUE: _ClassVar[ScheduledState]
     SCHEDULED_STATE_RETURNED: _ClassVar[ScheduledState]
 
+class BulkChangeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BULK_CHANGE_STATE_UNSPECIFIED: _ClassVar[BulkChangeState]
+    BULK_CHANGE_STATE_QUEUED: _ClassVar[BulkChangeState]
+    BULK_CHANGE_STATE_RUNNING: _ClassVar[BulkChangeState]
+    BULK_CHANGE_STATE_DONE: _ClassVar[BulkChangeState]
+    BULK_CHANGE_STATE_CANCELLED: _ClassVar[BulkChangeState]
+    BULK_CHANGE_STATE_FAILED: _ClassVar[BulkChangeState]
+
 class RecurringOverdue(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RECURRING_OVERDUE_UNSPECIFIED: _ClassVar[RecurringOverdue]
@@ -38,6 +47,12 @@ SCHEDULED_STATE_UNSPECIFIED: ScheduledState
 SCHEDULED_STATE_WAITING: ScheduledState
 SCHEDULED_STATE_DUE: ScheduledState
 SCHEDULED_STATE_RETURNED: ScheduledState
+BULK_CHANGE_STATE_UNSPECIFIED: BulkChangeState
+BULK_CHANGE_STATE_QUEUED: BulkChangeState
+BULK_CHANGE_STATE_RUNNING: BulkChangeState
+BULK_CHANGE_STATE_DONE: BulkChangeState
+BULK_CHANGE_STATE_CANCELLED: BulkChangeState
+BULK_CHANGE_STATE_FAILED: BulkChangeState
 RECURRING_OVERDUE_UNSPECIFIED: RecurringOverdue
 RECURRING_OVERDUE_ALL: RecurringOverdue
 RECURRING_OVERDUE_ONE: RecurringOverdue
@@ -246,6 +261,108 @@ class ChangeOutcome(_message.Message):
     deliver_at_ms: int
     delivered_to: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., result: _Optional[_Union[ChangeResult, str]] = ..., deliver_at_ms: _Optional[int] = ..., delivered_to: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BulkChange(_message.Message):
+    __slots__ = ("id", "filter", "cancel", "deliver_at_ms", "shift_ms", "dry_run", "state", "total_messages", "examined_messages", "matched_messages", "done_messages", "begin_time_ms", "end_time_ms", "principal", "failure_reason", "failure")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DONE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    filter: ScheduleFilter
+    cancel: bool
+    deliver_at_ms: int
+    shift_ms: int
+    dry_run: bool
+    state: BulkChangeState
+    total_messages: int
+    examined_messages: int
+    matched_messages: int
+    done_messages: int
+    begin_time_ms: int
+    end_time_ms: int
+    principal: str
+    failure_reason: str
+    failure: str
+    def __init__(self, id: _Optional[int] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping[str, object]]] = ..., cancel: bool = ..., deliver_at_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., state: _Optional[_Union[BulkChangeState, str]] = ..., total_messages: _Optional[int] = ..., examined_messages: _Optional[int] = ..., matched_messages: _Optional[int] = ..., done_messages: _Optional[int] = ..., begin_time_ms: _Optional[int] = ..., end_time_ms: _Optional[int] = ..., principal: _Optional[str] = ..., failure_reason: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class StartBulkChangeRequest(_message.Message):
+    __slots__ = ("topic", "filter", "cancel", "deliver_at_ms", "deliver_after_ms", "shift_ms", "dry_run", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    filter: ScheduleFilter
+    cancel: bool
+    deliver_at_ms: int
+    deliver_after_ms: int
+    shift_ms: int
+    dry_run: bool
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping[str, object]]] = ..., cancel: bool = ..., deliver_at_ms: _Optional[int] = ..., deliver_after_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class StartBulkChangeResponse(_message.Message):
+    __slots__ = ("bulk_change",)
+    BULK_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    bulk_change: BulkChange
+    def __init__(self, bulk_change: _Optional[_Union[BulkChange, _Mapping[str, object]]] = ...) -> None: ...
+
+class GetBulkChangeRequest(_message.Message):
+    __slots__ = ("topic", "id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    id: int
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+
+class GetBulkChangeResponse(_message.Message):
+    __slots__ = ("bulk_change",)
+    BULK_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    bulk_change: BulkChange
+    def __init__(self, bulk_change: _Optional[_Union[BulkChange, _Mapping[str, object]]] = ...) -> None: ...
+
+class ListBulkChangesRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ListBulkChangesResponse(_message.Message):
+    __slots__ = ("bulk_changes",)
+    BULK_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    bulk_changes: _containers.RepeatedCompositeFieldContainer[BulkChange]
+    def __init__(self, bulk_changes: _Optional[_Iterable[_Union[BulkChange, _Mapping[str, object]]]] = ...) -> None: ...
+
+class CancelBulkChangeRequest(_message.Message):
+    __slots__ = ("topic", "id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    id: int
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+
+class CancelBulkChangeResponse(_message.Message):
+    __slots__ = ("bulk_change",)
+    BULK_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    bulk_change: BulkChange
+    def __init__(self, bulk_change: _Optional[_Union[BulkChange, _Mapping[str, object]]] = ...) -> None: ...
 
 class RecurringSchedule(_message.Message):
     __slots__ = ("name", "cron", "interval_ms", "times", "time_zone", "start_ms", "end_ms", "jitter_ms", "overdue_action", "paused", "message")

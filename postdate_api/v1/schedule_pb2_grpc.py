@@ -60,6 +60,26 @@ class ScheduleServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.FromString,
                 _registered_method=True)
+        self.StartBulkChange = channel.unary_unary(
+                '/postdate.v1.ScheduleService/StartBulkChange',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.StartBulkChangeRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.StartBulkChangeResponse.FromString,
+                _registered_method=True)
+        self.GetBulkChange = channel.unary_unary(
+                '/postdate.v1.ScheduleService/GetBulkChange',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.GetBulkChangeRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.GetBulkChangeResponse.FromString,
+                _registered_method=True)
+        self.ListBulkChanges = channel.unary_unary(
+                '/postdate.v1.ScheduleService/ListBulkChanges',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.ListBulkChangesRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.ListBulkChangesResponse.FromString,
+                _registered_method=True)
+        self.CancelBulkChange = channel.unary_unary(
+                '/postdate.v1.ScheduleService/CancelBulkChange',
+                request_serializer=postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeResponse.FromString,
+                _registered_method=True)
         self.PutRecurring = channel.unary_unary(
                 '/postdate.v1.ScheduleService/PutRecurring',
                 request_serializer=postdate_dot_v1_dot_schedule__pb2.PutRecurringRequest.SerializeToString,
@@ -136,6 +156,35 @@ class ScheduleServiceServicer(object):
 
     def Reschedule(self, request, context):
         """Gives pending messages another time. They keep their ids. All or nothing over subscriptions, message by message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartBulkChange(self, request, context):
+        """Begins to cancel or move all messages that match a filter, and answers once that is durable. The broker goes on by
+        itself, across restarts; a topic's bulk changes are made one after the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBulkChange(self, request, context):
+        """Shows how far a bulk change has come, or what came of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBulkChanges(self, request, context):
+        """Lists the bulk changes of a topic, the newest first: those that have not ended, and the last 100 that have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelBulkChange(self, request, context):
+        """Ends a bulk change where it is. What it has changed stays changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,6 +273,26 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
                     servicer.Reschedule,
                     request_deserializer=postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.SerializeToString,
+            ),
+            'StartBulkChange': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartBulkChange,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.StartBulkChangeRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.StartBulkChangeResponse.SerializeToString,
+            ),
+            'GetBulkChange': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBulkChange,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.GetBulkChangeRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.GetBulkChangeResponse.SerializeToString,
+            ),
+            'ListBulkChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBulkChanges,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.ListBulkChangesRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.ListBulkChangesResponse.SerializeToString,
+            ),
+            'CancelBulkChange': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelBulkChange,
+                    request_deserializer=postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeResponse.SerializeToString,
             ),
             'PutRecurring': grpc.unary_unary_rpc_method_handler(
                     servicer.PutRecurring,
@@ -402,6 +471,114 @@ class ScheduleService(object):
             '/postdate.v1.ScheduleService/Reschedule',
             postdate_dot_v1_dot_schedule__pb2.RescheduleRequest.SerializeToString,
             postdate_dot_v1_dot_schedule__pb2.RescheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartBulkChange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/StartBulkChange',
+            postdate_dot_v1_dot_schedule__pb2.StartBulkChangeRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.StartBulkChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBulkChange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/GetBulkChange',
+            postdate_dot_v1_dot_schedule__pb2.GetBulkChangeRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.GetBulkChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBulkChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/ListBulkChanges',
+            postdate_dot_v1_dot_schedule__pb2.ListBulkChangesRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.ListBulkChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelBulkChange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.ScheduleService/CancelBulkChange',
+            postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeRequest.SerializeToString,
+            postdate_dot_v1_dot_schedule__pb2.CancelBulkChangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,6 +20,7 @@ from broker.model import CANCELLED_MS, START, Entries, Position, ids_of
 from broker.storage.amendments import NONE
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
     LedgersDropped,
     Produced,
@@ -108,7 +109,7 @@ def _fold_record(topic: TopicModel, record: Record) -> None:
         case Replaced():
             _fold_produced(topic, record.produced)
             _fold_changed(topic, record.cancelled.ledgers)
-        case Recurred():
+        case BulkStepped() | Recurred():
             if record.change is not None:
                 _fold_record(topic, record.change)
         case Seeked() | SubscriptionChanged() | Settled() | GivenBack():

@@ -26,6 +26,7 @@ from broker.folder import ledger_packing, rates
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.runtime.supervise import Supervisor
+from broker.storage.bulk import BulkDefinition, BulkKind
 from broker.storage.recurring_values import Definition, RecurringRule
 from broker.subscriptions.subscription import Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -76,6 +77,7 @@ TASKS = {
     "rewrites of ledgers": Row(LASTS, {"LedgerRewrites._rewrite": READ}, runs_here=False),
     "recurring schedules": Row(LASTS),
     "recurring schedules of topic *": Row(ENDS, {"RecurringSchedules._store_some": READ}),
+    "bulk changes of topic *": Row(ENDS, {"BulkChanges._make": READ}),
     "overdue messages": Row(ENDS, {"Overdue._sweep_topic": READ}),
     "signs of life": Row(LASTS, {"Patience.wait_done": Kind.DISK}),
     "wall clock": Row(LASTS),
@@ -263,6 +265,7 @@ class World:
         broker.disk_free_bytes = -1
         recurs = await broker.registry.topic_or_create("recurs", always=True)
         await broker.recurring.put(recurs, "each second", Definition(RecurringRule(interval_ms=1_000), b""))
+        await broker.bulk_changes.begin(topic, BulkDefinition(BulkKind.SHIFT, 1, begin_ms=1))
         for turn in range(turns):
             was_hit = until_hit and bool(self.interruption.hit)  # what it has spoilt takes one more turn
             await node.produce(

@@ -59,6 +59,10 @@ NAMED = {
         "tests/crash/test_storage_faults.py",
         "test_the_last_figure_of_the_free_space_stands_while_it_cannot_be_looked_up",
     ),
+    "postdate_bulk_changes_failed": (
+        "tests/unit/topics/test_bulk_changes.py",
+        "test_one_that_cannot_go_on_fails_with_the_reason_and_the_next_one_is_made",
+    ),
     "postdate_index_rebuilds": (
         "tests/crash/test_bucket_faults.py",
         "test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly",

@@ -21,6 +21,7 @@ from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendm
 from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName, SparseSizes
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import LedgerSpan, encode_metadata
+from broker.storage.bulk import BulkDefinition, BulkEnd, BulkImage, BulkKind, BulkProgress, BulkStanding
 from broker.storage.frame import encode_group
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
@@ -324,6 +325,30 @@ def recurring_image() -> RecurringImage:
     )
 
 
+def bulk_image() -> BulkImage:
+    """A cancel that is done, a move that failed, one by a delay at work, a shift that waits."""
+    done = BulkDefinition(BulkKind.CANCEL, key_prefix="shop-3/", principal="ops", begin_ms=NOW_MS, total=9)
+    at_work = BulkDefinition(
+        BulkKind.DELAY, NOW_MS + 60_000, NOW_MS, NOW_MS + 86_400_000, "übung", True, "r-1", "ops", NOW_MS, 70
+    )
+    return BulkImage(
+        3,
+        12,
+        {
+            7: BulkStanding(done, BulkProgress((NOW_MS, 12, 4), 9, 8, 7), 77, BulkEnd.DONE, NOW_MS + 9),
+            8: BulkStanding(
+                BulkDefinition(BulkKind.MOVE, NOW_MS),
+                end=BulkEnd.FAILED,
+                end_ms=5,
+                failure_reason="WHY",
+                failure="why",
+            ),
+            10: BulkStanding(at_work, BulkProgress((NOW_MS + 7, 13, 0), 50, 40, 39), 80),
+            12: BulkStanding(BulkDefinition(BulkKind.SHIFT, -60_000)),
+        },
+    )
+
+
 def build() -> dict[str, bytes]:
     """Every golden file by its path below this folder."""
     return {
@@ -336,6 +361,7 @@ def build() -> dict[str, bytes]:
         "ledger-v1.amend": amendments(),
         "producers-v1": producers_image().encode(),
         "recurring-v1": recurring_image().encode(),
+        "bulk-v1": bulk_image().encode(),
         **ledger(SEALED, SEALED_COUNT, sealed=True),
         **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
         **sparse()[0],

@@ -20,6 +20,7 @@ from broker.storage.bucket_snapshot import (
     decode_entries,
     decode_metadata,
 )
+from broker.storage.bulk import decode_bulk
 from broker.storage.dump import dump_file
 from broker.storage.group_log import records_from
 from broker.storage.ledger_check import verify_ledger
@@ -31,6 +32,7 @@ from broker.storage.records import Produced, decode_record
 from broker.storage.recurring import decode_recurring
 from broker.storage.sparse_files import GONE_FRAME, SparseFiles
 from broker.testing.mem_vfs import MemVfs
+from broker.topics.bulk import TopicBulkChanges
 from broker.topics.producers import Producers
 from broker.topics.recurring import TopicRecurring
 from tests.golden import make
@@ -56,6 +58,7 @@ SHA256 = {
     "sparse-v2/11.1.times": "799b01d482b57ecb9336b716df050721fb700af94ad6c35229c370c334669a54",
     "sparse-v2/11.1.rows": "4a6f5c28ebbbc42c57273609e0dea3691f52d14534090aab8f04c7da49d9d9ca",
     "producers-v1": "fbd2b828211c34575b3a6a5a0c5d601c2acf797553d74b38c498741ed042ad54",
+    "bulk-v1": "be558660f26a5a955650351e332288d41dabe6a3d6fc370029366fcad115b011",
     "recurring-v1": "15e5ca4b6d8601ed423bd05fa129859e1a8e708d9e40328be111070558d002cb",
 }
 
@@ -99,6 +102,14 @@ def test_recurring() -> None:
     image = decode_recurring(read("recurring-v1"), "")
     assert image == make.recurring_image()
     assert TopicRecurring(image).names() == ["cron", "interval", "übung"]
+
+
+def test_bulk() -> None:
+    image = decode_bulk(read("bulk-v1"), "")
+    assert image == make.bulk_image()
+    bulk = TopicBulkChanges(image)
+    assert (bulk.ids(), bulk.unended_ids(), bulk.last_id) == ([7, 8, 10, 12], [10, 12], 12)
+    assert bulk.with_request_id("r-1") == 10
 
 
 def test_broker_manifest() -> None:

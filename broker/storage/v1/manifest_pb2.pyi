@@ -35,7 +35,7 @@ class TopicEntry(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class TopicManifest(_message.Message):
-    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id", "producers_file", "log_end", "key_run_ids", "next_key_run_id", "keys_through", "gone_ledgers", "recurring_file")
+    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id", "producers_file", "log_end", "key_run_ids", "next_key_run_id", "keys_through", "gone_ledgers", "recurring_file", "bulk_file")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class TopicManifest(_message.Message):
     KEYS_THROUGH_FIELD_NUMBER: _ClassVar[int]
     GONE_LEDGERS_FIELD_NUMBER: _ClassVar[int]
     RECURRING_FILE_FIELD_NUMBER: _ClassVar[int]
+    BULK_FILE_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     name: str
     create_time_ms: int
@@ -76,7 +77,8 @@ class TopicManifest(_message.Message):
     keys_through: PositionRecord
     gone_ledgers: _containers.RepeatedCompositeFieldContainer[GoneLedger]
     recurring_file: str
-    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ..., producers_file: _Optional[str] = ..., log_end: _Optional[_Union[PositionRecord, _Mapping]] = ..., key_run_ids: _Optional[_Iterable[int]] = ..., next_key_run_id: _Optional[int] = ..., keys_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., gone_ledgers: _Optional[_Iterable[_Union[GoneLedger, _Mapping]]] = ..., recurring_file: _Optional[str] = ...) -> None: ...
+    bulk_file: str
+    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ..., producers_file: _Optional[str] = ..., log_end: _Optional[_Union[PositionRecord, _Mapping]] = ..., key_run_ids: _Optional[_Iterable[int]] = ..., next_key_run_id: _Optional[int] = ..., keys_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., gone_ledgers: _Optional[_Iterable[_Union[GoneLedger, _Mapping]]] = ..., recurring_file: _Optional[str] = ..., bulk_file: _Optional[str] = ...) -> None: ...
 
 class GoneLedger(_message.Message):
     __slots__ = ("ledger_id", "last_due_ms")

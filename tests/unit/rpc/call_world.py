@@ -20,6 +20,7 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
 from broker.rpc.hand_over import HandOver
 from broker.runtime.ownership import Ownership
+from broker.storage.bulk import BulkDefinition, BulkKind
 from broker.storage.recurring_values import Definition, RecurringRule
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -159,6 +160,8 @@ async def make_world(clock: SimClock, ownership: Ownership | None = None, **chan
     await node.broker.registry.topic_or_create("empty")
     daily = Definition(RecurringRule(interval_ms=24 * LATER_MS), b"")
     await node.broker.recurring.put(node.topic(TOPIC), "daily", daily)
+    await node.broker.bulk_changes.begin(node.topic(TOPIC), BulkDefinition(BulkKind.SHIFT, 1, begin_ms=1))
+    await asyncio.sleep(1)
     world = World(node, handlers, (node.broker, *services.values()), inbox, pending, dead)
     world.backup = (await node.broker.backups.create("old")).name
     await node.checkpoint()
@@ -224,6 +227,13 @@ plain(
     "ScheduleService.Reschedule",
     schedule_pb2.RescheduleRequest(topic=TOPIC, selector=KEYS, deliver_after_ms=LATER_MS),
 )
+plain(
+    "ScheduleService.StartBulkChange",
+    schedule_pb2.StartBulkChangeRequest(topic=TOPIC, deliver_after_ms=LATER_MS),
+)
+plain("ScheduleService.GetBulkChange", schedule_pb2.GetBulkChangeRequest(topic=TOPIC, id=1))
+plain("ScheduleService.ListBulkChanges", schedule_pb2.ListBulkChangesRequest(topic=TOPIC))
+plain("ScheduleService.CancelBulkChange", schedule_pb2.CancelBulkChangeRequest(topic=TOPIC, id=1))
 REPORTS = schedule_pb2.RecurringSchedule(
     name="new", interval_ms=24 * LATER_MS, message=message_pb2.Message(payload=b"x")
 )

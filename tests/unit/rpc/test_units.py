@@ -48,9 +48,14 @@ def reschedule(ms: int) -> int | None:
     return move_of(schedule_pb2.RescheduleRequest(deliver_at_ms=ms), NOW_MS).deliver_at_ms
 
 
+def start_bulk_change(ms: int) -> int | None:
+    return move_of(schedule_pb2.StartBulkChangeRequest(deliver_at_ms=ms), NOW_MS, "change").deliver_at_ms
+
+
 EDGES: dict[str, list[Callable[[int], int | None]]] = {
     "Message.deliver_at_ms": [produce, produce_many],
     "RescheduleRequest.deliver_at_ms": [reschedule],
+    "StartBulkChangeRequest.deliver_at_ms": [start_bulk_change],
 }
 
 

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
 from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.bulk import BulkDefinition, BulkEnd, BulkKind, BulkProgress, BulkStep
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.dump import dump_file
@@ -26,6 +27,7 @@ from broker.storage.frame import encode_group
 from broker.storage.manifest import ID_MAX, SubscriptionImage, subscription_to_entry
 from broker.storage.record_types import RecordType
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
     LedgersDropped,
     Produced,
@@ -115,6 +117,7 @@ def changes(*, moves: bool) -> st.SearchStrategy[dict[int, Changed]]:
 entry_maps = st.dictionaries(ledger_ids, bitmaps, max_size=4)
 STEP = RecurringStep("report", RecurringProgress(5))
 
+BULK_STEP = BulkStep(5)
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         lambda count, topic_id, ledger_id, first, publish_ms, deliver_ms: produced(
@@ -188,6 +191,40 @@ records: st.SearchStrategy[Record] = st.one_of(
         changes(moves=False),
     ),
     st.builds(
+        lambda change, definition, progress, end, forgotten: BulkStepped(
+            1, BulkStep(5, definition, progress, end, 7, "WHY", "why", forgotten), change
+        ),
+        st.one_of(
+            st.none(),
+            st.builds(Cancelled, st.just(1), changes(moves=False)),
+            st.builds(Moved, st.just(1), changes(moves=True)),
+        ),
+        st.one_of(
+            st.none(),
+            st.builds(
+                BulkDefinition,
+                st.sampled_from(BulkKind),
+                st.integers(0, TIME_MS_MAX),
+                st.integers(0, 5),
+                st.integers(6, TIME_MS_MAX + 1),
+                st.text(max_size=3),
+                st.booleans(),
+                st.text(max_size=3),
+                st.text(max_size=3),
+                st.integers(0, TIME_MS_MAX),
+                st.integers(0, 9),
+            ),
+        ),
+        st.one_of(
+            st.none(),
+            st.builds(
+                lambda place, done: BulkProgress(place, 30, 20, done), st.just((1, 2, 3)), st.integers(0, 20)
+            ),
+        ),
+        st.sampled_from(BulkEnd),
+        st.lists(st.integers(6, 9)).map(tuple),
+    ),
+    st.builds(
         lambda count, ledgers, some: Recurred(
             1,
             tuple(
@@ -239,7 +276,7 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     found = decode(record.type, encode(record))
     assert type(found) is type(record)
     assert encode(found) == encode(record)
-    if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced | Recurred):
+    if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced | Recurred | BulkStepped):
         assert found == record
 
 
@@ -367,7 +404,7 @@ def test_every_record_that_protobuf_writes_is_tried_with_a_field_more() -> None:
     assert tried == {kind for kind in get_args(Record) if hasattr(pb, kind.__name__)}
 
 
-@pytest.mark.parametrize("record_type", [1, 18, *range(20, 256)])
+@pytest.mark.parametrize("record_type", [1, 18, *range(21, 256)])
 def test_types_that_are_not_in_use_are_corrupt(record_type: int) -> None:
     with pytest.raises(Corrupt, match="unknown type"):
         decode(record_type, b"")
@@ -463,6 +500,37 @@ def rows_with(column: str, value: int) -> Any:
         Moved(1, {1: changed({1}, 5, moves=False)}),
         Moved(1, {1: changed({1}, -5, moves=True)}),
         Replaced(produced(topic_id=2), Cancelled(1, {1: changed({1}, 5, moves=False)})),
+        BulkStepped(0, BULK_STEP),
+        BulkStepped(2, BULK_STEP, Cancelled(1, {1: changed({1}, 5, moves=False)})),
+        BulkStepped(1, replace(BULK_STEP, bulk_id=0)),
+        BulkStepped(1, replace(BULK_STEP, end=4)),  # type: ignore[arg-type]
+        BulkStepped(1, replace(BULK_STEP, end_ms=-1)),
+        BulkStepped(1, replace(BULK_STEP, forgotten_ids=(5,))),
+        BulkStepped(1, replace(BULK_STEP, forgotten_ids=(0,))),
+        *(
+            BulkStepped(1, replace(BULK_STEP, progress=progress))
+            for progress in (
+                BulkProgress((-1, 0, 0)),
+                BulkProgress((TIME_MS_MAX + 2, 0, 0)),
+                BulkProgress((0, LEDGER_ID_MAX + 1, 0)),
+                BulkProgress((0, 0, ENTRY_ID_MAX + 2)),
+                BulkProgress((0, 0, 0), 1, 2, 0),
+                BulkProgress((0, 0, 0), 2, 1, 2),
+            )
+        ),
+        *(
+            BulkStepped(1, replace(BULK_STEP, definition=definition))
+            for definition in (
+                BulkDefinition(0),  # type: ignore[arg-type]
+                BulkDefinition(BulkKind.MOVE, -1),
+                BulkDefinition(BulkKind.SHIFT, -TIME_MS_MAX - 1),
+                BulkDefinition(BulkKind.CANCEL, 0, 5, 5),
+                BulkDefinition(BulkKind.CANCEL, 0, -1),
+                BulkDefinition(BulkKind.CANCEL, 0, 0, TIME_MS_MAX + 2),
+                BulkDefinition(BulkKind.CANCEL, begin_ms=-1),
+                BulkDefinition(BulkKind.CANCEL, total=1 << 63),
+            )
+        ),
         Recurred(1, ()),
         Recurred(0, (STEP,)),
         Recurred(2, (STEP,), produced()),

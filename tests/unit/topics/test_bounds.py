@@ -29,6 +29,7 @@ from broker.errors import Corrupt, Fenced, PostdateError
 from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, TIME_MS_MAX, Position
 from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
 from broker.runtime.vfs import replace_file
+from broker.storage.bulk import MAGIC_BULK, BulkDefinition, BulkKind
 from broker.storage.changes import Changed
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
@@ -44,8 +45,8 @@ from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.records import Produced, Record, decode_record
 from broker.storage.recurring import MAGIC_RECURRING
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
+from broker.storage.v1 import bulk_pb2, recurring_pb2
 from broker.storage.v1 import manifest_pb2 as pb
-from broker.storage.v1 import recurring_pb2
 from broker.subscriptions import requests
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -65,7 +66,8 @@ INTEGERS = (-1, 0, 1, ENTRY_ID_MAX, ENTRY_ID_MAX + 1, *TIMES, 1 << 62, (1 << 63)
 LEFT_OUT = {"Cancelled.ledgers.new_ms", "Replaced.cancelled.ledgers.new_ms"} | {
     f"{name}.produced.sequences" for name in ("Replaced", "Transferred")
 }
-LEFT_OUT |= {"Recurred.produced", "Recurred.cancelled.ledgers.new_ms"}
+LEFT_OUT |= {"Recurred.produced", "Recurred.cancelled.ledgers.new_ms", "BulkStepped.change"}
+LEFT_OUT |= {"BulkStepped.step.definition", "BulkStepped.step.forgotten_ids"}  # the file has the former
 """Fields that a record of a type never sets, or that another type's record sets for it."""
 
 NAMES = {"topic_id", "subscription_id", "ledger_id", "first_entry_id", "entry_ids", "offset", "length"}
@@ -78,6 +80,7 @@ MANIFESTS: dict[bytes, type[Message]] = {
     MAGIC_CURSOR: pb.CursorFile,
     MAGIC_PRODUCERS: pb.ProducersFile,
     MAGIC_RECURRING: recurring_pb2.RecurringFile,
+    MAGIC_BULK: bulk_pb2.BulkFile,
 }
 COLUMNS = {
     "ProducerEntry.sequence_ids": np.uint64,
@@ -160,6 +163,11 @@ async def use_everything(node: Node, name: str) -> None:
         await node.broker.recurring.put(topic, schedule, definition)
     await node.broker.recurring.delete(topic, "gone")
     await node.broker.recurring.pause(topic, "list", paused=True)
+    dry = BulkDefinition(
+        BulkKind.DELAY, node.clock.now_ms(), 1, 1 << 42, "k", True, "r", "somebody", node.clock.now_ms()
+    )
+    for bulk in (dry, BulkDefinition(BulkKind.SHIFT, 1, begin_ms=1)):
+        await node.broker.bulk_changes.begin(topic, bulk)
     await node.create_subscription(name, "three")
     await control.seek(topic, topic.subscription("three"), Position(0, 0))
     await topic.subscriptions.delete("three")
@@ -396,6 +404,8 @@ def variants(value: Any, name: str) -> Variants:
         case Position():
             return _fields(value, Position._fields, value._replace, name)
         case tuple():
+            if not value:
+                return iter(())
             return ((path, at, (*value[:-1], part)) for path, at, part in variants(value[-1], name))
         case TopicPolicy() | SubscriptionPolicy():
             return _settings(value, name)

@@ -16,6 +16,7 @@ from broker.storage.records import Record, TopicCreated, TopicDeleted
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics.bulk import TopicBulkChanges
 from broker.topics.component import Component
 from broker.topics.counts import TopicCounts
 from broker.topics.ledgers import Ledgers
@@ -35,6 +36,7 @@ COMPONENTS = {
     "keys": TopicKeys,
     "producers": Producers,
     "recurring": TopicRecurring,
+    "bulk": TopicBulkChanges,
     "subscriptions": Subscriptions,
     "counts": TopicCounts,
 }
@@ -102,6 +104,7 @@ def _named_by(component: Component, image: TopicImage) -> set[str]:
         next_bucket_id=77,
         producers_file="77",
         recurring_file="77",
+        bulk_file="77",
         log_end=Position(77, 77),
         key_run_ids=(77,),
         next_key_run_id=77,
