@@ -22,7 +22,7 @@ from broker.folder.shard_folders import prepare_folder, read_shards, shard_folde
 from broker.observe.logs import configure_logging
 from broker.runtime.imports import importing
 from broker.runtime.vfs import LocalVfs
-from broker.settings import ConfigError, SettingKind, show
+from broker.settings import ConfigError, show
 from broker.storage.backup_marker import is_backup_name
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
-        if setting.spec.kind is SettingKind.SECRET:
-            continue  # every user of the machine can read command lines
         default = show(setting.spec.kind, setting.default) or "not set"
         text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(

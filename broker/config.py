@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import os
 import posixpath
-import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -42,7 +40,6 @@ from broker.settings import (
     inherited,
     is_name,
     parse_setting,
-    secret,
     setting,
     show,
     size,
@@ -98,9 +95,6 @@ class BrokerConfig:
     http_hosts: str = setting(
         "",
         text("Host names accepted by the web pages besides loopback and http_address, separated by commas."),
-    )
-    admin_token: str = setting(
-        "", secret(16, "Password for changes on the web pages; without it the pages are read-only.")
     )
     audit_report_dir: str = setting("", text("Directory of the audit report shown on the web pages."))
     reflection: str = setting(
@@ -208,7 +202,10 @@ class BrokerConfig:
     max_delivery_attempts: int = inherited(SubscriptionPolicy, "max_delivery_attempts")
 
     allow_plaintext: bool = setting(
-        False, switch("Allow gRPC without TLS on addresses that other machines can reach.")
+        False,
+        switch(
+            "Allow gRPC without TLS, web pages and HTTP calls on addresses that other machines can reach."
+        ),
     )
     tls_cert_file: str = setting("", text("PEM file of the server certificate and its chain; enables TLS."))
     tls_key_file: str = setting("", text("PEM file of the private key of tls_cert_file."))
@@ -347,7 +344,6 @@ def load_config(
     if config_path is not None:
         for key, raw in _read_toml(config_path).items():
             take(key, lambda known: known.name, raw, f"{key} in {config_path}")
-        _check_secrets(config_path, values)
     for variable in sorted(environ):
         if variable.startswith(ENV_PREFIX) and variable not in CLIENT_VARIABLES:
             source = f"environment variable {variable}"
@@ -358,20 +354,6 @@ def load_config(
     config = BrokerConfig(**values)  # type: ignore[arg-type]  # each value was parsed by its field's kind
     check_consistent(config)
     return config
-
-
-def _check_secrets(path: str, values: Mapping[str, Value]) -> None:
-    """Refuse a file with a secret in it that every user of this machine can read."""
-    secrets = [
-        setting.name
-        for setting in SETTINGS
-        if setting.spec.kind is SettingKind.SECRET and values.get(setting.name)
-    ]
-    if secrets and os.stat(path).st_mode & stat.S_IROTH:
-        raise ConfigError(
-            f"{secrets[0]} in {path}: the file is readable by all users: run chmod o-r on it, or set "
-            f"{ENV_PREFIX}{secrets[0].upper()} instead"
-        )
 
 
 def check_consistent(config: BrokerConfig) -> None:
@@ -503,6 +485,11 @@ def is_loopback(host: str) -> bool:
 
 def _find(spelling: str, spell: Callable[[Setting], str], source: str) -> Setting:
     known = {spell(setting): setting for setting in SETTINGS}
+    if spelling.lower().removeprefix("postdate_").strip("-").replace("-", "_") == "admin_token":
+        raise ConfigError(
+            f"{source}: there is no admin_token any more: the pages take the tokens of tokens_file and jwt_keys_file, "
+            "and access_file says what each may do"
+        )
     if spelling not in known:
         close = difflib.get_close_matches(spelling, known, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""

@@ -33,6 +33,7 @@ from broker.rpc.cluster import encode_view
 from broker.rpc.hand_over import HandOver
 from broker.rpc.health import HealthService
 from broker.rpc.own_calls import OwnCalls
+from broker.rpc.page_calls import PageCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.rpc.shortcut import ShortcutPort
@@ -181,7 +182,8 @@ class Server:
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
         self._shortcut = ShortcutPort(config.grpc_socket, self._port.interceptors, self._handler)
-        pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
+        calls = PageCalls(self._port, self._handler, has_tls=bool(config.tls_cert_file))
+        pages = PageSource(config, self._clock, self._version, self.broker.audit, calls, self.broker)
         if shard is not None:
             pages = replace(
                 pages, cluster=ClusterSource(lambda: [shard.view()], shard.snapshot, self._describe_state)

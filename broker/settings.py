@@ -56,7 +56,6 @@ class SettingKind(Enum):
     CHOICE = "choice"
     TEXT = "text"
     NAME = "name"
-    SECRET = "secret"
     ADDRESS = "host:port"
 
 
@@ -135,11 +134,6 @@ def text(help: str) -> Spec:
     return Spec(SettingKind.TEXT, help)
 
 
-def secret(length_min: int, help: str) -> Spec:
-    """A text of at least so many characters that is never shown or logged; empty means not set."""
-    return Spec(SettingKind.SECRET, help, low=length_min)
-
-
 def address(help: str) -> Spec:
     return Spec(SettingKind.ADDRESS, help)
 
@@ -150,7 +144,7 @@ def name(help: str) -> Spec:
 
 def setting(default: Value, spec: Spec) -> Any:
     """Declare a field of `BrokerConfig`."""
-    return field(default=default, repr=spec.kind is not SettingKind.SECRET, metadata={"spec": spec})
+    return field(default=default, metadata={"spec": spec})
 
 
 def policy(default: Value | None, spec: Spec) -> Any:
@@ -191,8 +185,7 @@ def parse_setting(setting: Setting, raw: object, source: str) -> Value:
         if isinstance(value, int) and abs(value) >> 64:
             raise ValueError("the number is too large")  # and would be too long to print
     except ValueError as error:
-        shown = "what was given" if setting.spec.kind is SettingKind.SECRET else _shorten(raw)
-        raise ConfigError(f"{source}: {setting.name} cannot be {shown}: {error}") from error
+        raise ConfigError(f"{source}: {setting.name} cannot be {_shorten(raw)}: {error}") from error
     try:
         check_range(setting, value)
     except ConfigError as error:
@@ -221,23 +214,15 @@ def check_range(setting: Setting, value: Value) -> None:
             if value not in spec.choices:
                 shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
                 raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
-        case SettingKind.TEXT | SettingKind.NAME | SettingKind.SECRET:
-            _check_text(setting, value)
+        case SettingKind.TEXT | SettingKind.NAME:
+            # Empty turns off what is off by default.
+            if not isinstance(value, str) or (setting.default and not value) or "\0" in value:
+                raise ConfigError(f"{setting.name} must not be empty or contain a zero byte")
         case SettingKind.ADDRESS:
             try:
                 split_address(str(value))
             except ValueError as error:
                 raise ConfigError(f"{setting.name} cannot be {_shorten(value)}: {error}") from error
-
-
-def _check_text(setting: Setting, value: Value) -> None:
-    spec = setting.spec
-    if spec.kind is SettingKind.SECRET:
-        if not isinstance(value, str) or 0 < len(value) < spec.low:
-            raise ConfigError(f"{setting.name} must have at least {spec.low:.0f} characters")
-    # Empty turns off what is off by default.
-    elif not isinstance(value, str) or (setting.default and not value) or "\0" in value:
-        raise ConfigError(f"{setting.name} must not be empty or contain a zero byte")
 
 
 def parse_duration_ms(raw: str) -> int:
@@ -310,7 +295,6 @@ _PARSERS: dict[SettingKind, Callable[[object], Value]] = {
     SettingKind.CHOICE: _parse_choice,
     SettingKind.TEXT: _parse_text,
     SettingKind.NAME: _parse_text,
-    SettingKind.SECRET: _parse_text,
     SettingKind.ADDRESS: _parse_text,
 }
 
@@ -326,8 +310,6 @@ def show(kind: SettingKind, value: Value) -> str:
         kind, ()
     )
     scale = _SIZE_UNITS if kind is SettingKind.SIZE else _DURATION_UNITS
-    if kind is SettingKind.SECRET:
-        return "(set)" if value else ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float) and kind in (SettingKind.SIZE, SettingKind.DURATION, SettingKind.COUNT):

@@ -71,9 +71,7 @@ def render_reference() -> str:
 
 
 def _row(name: str, spec: Spec, default: Value | None) -> str:
-    if spec.kind is SettingKind.SECRET:
-        allowed = f"{spec.low:.0f} characters or more"
-    elif spec.kind is SettingKind.DURATION and spec.high >= DURATION_MS_MAX:
+    if spec.kind is SettingKind.DURATION and spec.high >= DURATION_MS_MAX:
         allowed = f"{show(spec.kind, spec.low)} or more"
     elif spec.high:
         allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"

@@ -26,7 +26,6 @@ import postdate
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-ADMIN_TOKEN = "a token for pictures only"
 
 Outgoing = postdate.OutgoingMessage
 
@@ -47,7 +46,6 @@ def running_broker(folder: Path, report: Path) -> Iterator[tuple[str, str]]:
         "POSTDATE_GRPC_ADDRESS": "127.0.0.1:0",
         "POSTDATE_HTTP_ADDRESS": "127.0.0.1:0",
         "POSTDATE_LOG_FORMAT": "json",
-        "POSTDATE_ADMIN_TOKEN": ADMIN_TOKEN,
         "POSTDATE_AUDIT_REPORT_DIR": str(report),
         "POSTDATE_INITIAL_BACKOFF_MS": "0",
         "TUNING": '{"ledger_max_entries": "6000", "min_index_count": "5000", "batch_messages_max": "1000"}',
@@ -304,7 +302,7 @@ def pages_to_take(topic_page: str) -> list[tuple[str, str, str, bool]]:
 
 
 async def take_pictures(http: str) -> None:
-    """Look at every page as an operator who has logged in."""
+    """Look at every page as an operator."""
     from playwright.async_api import async_playwright  # noqa: PLC0415 - only for pictures
 
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -315,9 +313,6 @@ async def take_pictures(http: str) -> None:
         )
         context = await browser.new_context(viewport={"width": 1280, "height": 800})
         page = await context.new_page()
-        await page.goto(f"http://{http}/login")
-        await page.fill("#token", ADMIN_TOKEN)
-        await page.click("button.primary")
         await page.goto(f"http://{http}/")  # a first look: rates are told from two, some seconds apart
         await page.wait_for_timeout(6_000)
         await page.goto(f"http://{http}/scheduled?topic=orders&prefix=order/A-10")
@@ -336,7 +331,7 @@ async def show(grpc: str, http: str, *, serve: bool) -> None:
     """Let consumers work, and take the pictures."""
     async with postdate.connect(grpc) as client, working(client, busy=True):
         if serve:
-            print(f"http://{http}  token: {ADMIN_TOKEN}", flush=True)
+            print(f"http://{http}", flush=True)
             await asyncio.Event().wait()
         await asyncio.sleep(10)
         await take_pictures(http)

@@ -42,7 +42,9 @@ class StandbyPorts:
             BrokerCollector(self._take_snapshot, version=version).render,
             self._not_ready_because,
             shard_view=lambda: encode_view(self._view()),
-            pages=PageSource(config, member.clock, version, self._audit, cluster=cluster),
+            pages=PageSource(
+                config, member.clock, version, self._audit, self._front.page_calls(), cluster=cluster
+            ),
             calls=None if config.http_socket else OwnCalls(lambda: self._front.address),
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,

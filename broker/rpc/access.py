@@ -90,6 +90,15 @@ class AccessControl:
     def allow(self, principal: str, ask: Ask) -> bool:
         return self._grants.value.allow(principal, ask)
 
+    def identify(self, authorization: str, peer: str) -> str:
+        """Return whose token it is that somebody shows, as the value of `authorization`. Raises Unauthenticated."""
+        try:
+            shown = Shown((authorization,))
+            return self._authenticator.value.identify(shown, self.host.clock.now_ms()).principal
+        except Unauthenticated as error:
+            self._note(error, "", peer)
+            raise
+
     def admit(self, rule: Rule | None, context: Context, *, is_long: bool) -> Caller:
         """Return who makes this call, once that is known and the method is open to them. Raises what they are told."""
         shown = self._shown(context)

@@ -61,7 +61,7 @@ class Caller:
     def check_always(self) -> None:
         """Ask for what the method needs whatever is in its requests. Raises PermissionDenied."""
         for ask in self._rule.always:
-            self._require(ask)
+            self.require(ask)
 
     def check(self, request: Any) -> None:
         """Ask for what a request needs: PermissionDenied. A stream ends when that is withdrawn."""
@@ -78,31 +78,13 @@ class Caller:
     def check_held(self) -> None:
         """Ask again for all that the stream was allowed."""
         for ask in self._held:
-            self._require(ask)
+            self.require(ask)
 
     def may(self, ask: Ask) -> bool:
         return self._judge.allow(self.principal, ask)
 
-    def end(self, error: PostdateError) -> None:
-        """End the stream, once."""
-        assert self.ended is not None
-        if not self.ended.done():
-            self.ended.set_result(error)
-            if self.when_ended is not None:
-                self.when_ended()
-
-    def _checked(self, request: Any) -> list[Ask]:
-        self.is_checked = True
-        if self._rule.of is None:
-            return []
-        broker = self._judge.broker
-        assert broker is not None
-        asks = list(self._rule.of(request, broker))
-        for ask in asks:
-            self._require(ask)
-        return asks
-
-    def _require(self, ask: Ask) -> None:
+    def require(self, ask: Ask) -> None:
+        """Ask for one thing: PermissionDenied."""
         if self._judge.allow(self.principal, ask):
             return
         rights = (
@@ -120,6 +102,25 @@ class Caller:
         )
         self._judge.note_denied(self, error)
         raise error
+
+    def end(self, error: PostdateError) -> None:
+        """End the stream, once."""
+        assert self.ended is not None
+        if not self.ended.done():
+            self.ended.set_result(error)
+            if self.when_ended is not None:
+                self.when_ended()
+
+    def _checked(self, request: Any) -> list[Ask]:
+        self.is_checked = True
+        if self._rule.of is None:
+            return []
+        broker = self._judge.broker
+        assert broker is not None
+        asks = list(self._rule.of(request, broker))
+        for ask in asks:
+            self.require(ask)
+        return asks
 
 
 def _cut(name: str) -> str:

@@ -29,7 +29,8 @@ from broker.errors import LimitReached, PostdateError, Unavailable
 from broker.observe.logs import get_logger
 from broker.rpc.call_metadata import DIRECT, SHARD
 from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
-from broker.rpc.shortcut import Metadata, Shortcut
+from broker.rpc.local_context import Metadata
+from broker.rpc.shortcut import Shortcut
 from broker.rpc.slow_readers import ASK_SECONDS, ask_unread, end_client, not_read, tag_of, when_over
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel

@@ -32,6 +32,7 @@ from broker.rpc.cluster import describe_cluster
 from broker.rpc.followed_owner import FollowedOwner, not_owner
 from broker.rpc.forward import MessageRoom, OwnerConnections, forward_stream, forward_unary, watch_unread
 from broker.rpc.health import HealthService
+from broker.rpc.page_calls import PageCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reception import window_bytes
 from broker.rpc.status import Context
@@ -118,6 +119,11 @@ class Front:
         """Address on which it listens, once it was started."""
         return self._port.address
 
+    def page_calls(self) -> PageCalls:
+        """Return the port as pages use it."""
+        methods = _Methods(self)
+        return PageCalls(self._port, methods.find, has_tls=bool(self._host.config.tls_cert_file))
+
     async def start(self, spawn_lasting: Spawn) -> None:
         """Open the port. `spawn_lasting` runs what lasts as long as that is open. Raises Fenced if that cannot be."""
         self._port.bind()
@@ -193,7 +199,11 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._front = front
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        path, front = handler_call_details.method, self._front
+        return self.find(handler_call_details.method)
+
+    def find(self, path: str) -> Handler | None:
+        """Return what serves a method; None for one that nobody knows."""
+        front = self._front
         if path not in RULES:
             return None
         if path == _GET_CLUSTER:

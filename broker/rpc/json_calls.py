@@ -203,13 +203,26 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 
 def _problem(status: status_pb2.Status) -> JsonAnswer:
     """Return what a refused call is answered with."""
+    facts = facts_of(status)
+    headers: dict[str, str] = {}
+    if "retry_after_ms" in facts:
+        headers["Retry-After"] = str(-(-facts["retry_after_ms"] // 1000))
+    return _problem_answer(http_status(status), facts, headers)
+
+
+def http_status(status: status_pb2.Status) -> int:
+    """Return HTTP's status of a refusal."""
+    return _HTTP_STATUS.get(status.code, 500)
+
+
+def facts_of(status: status_pb2.Status) -> dict[str, Any]:
+    """Return what a refusal says."""
     facts: dict[str, Any] = {"code": code_pb2.Code.Name(status.code), "detail": status.message}
     info, bad, retry = (
         error_details_pb2.ErrorInfo(),
         error_details_pb2.BadRequest(),
         error_details_pb2.RetryInfo(),
     )
-    headers: dict[str, str] = {}
     for detail in status.details:
         if detail.Unpack(info):
             facts |= {"reason": info.reason, "metadata": dict(info.metadata)}
@@ -217,8 +230,7 @@ def _problem(status: status_pb2.Status) -> JsonAnswer:
             facts["field"] = bad.field_violations[0].field
         elif detail.Unpack(retry):
             facts["retry_after_ms"] = retry.retry_delay.ToMilliseconds()
-            headers["Retry-After"] = str(-(-facts["retry_after_ms"] // 1000))
-    return _problem_answer(_HTTP_STATUS.get(status.code, 500), facts, headers)
+    return facts
 
 
 def _problem_answer(status: int, facts: dict[str, Any], headers: dict[str, str]) -> JsonAnswer:

@@ -87,6 +87,11 @@ class GrpcPort:
         self.shard_port = 0
         """Port on which clients reach a shard beside its socket; 0: none."""
 
+    @property
+    def access(self) -> AccessControl | None:
+        """None where there are no access rules."""
+        return self._access
+
     def bind(self) -> None:
         """Take the address. Raises Fenced if that cannot be."""
         config = self._config

@@ -40,6 +40,7 @@ from broker.rpc.forward import (
 )
 from broker.rpc.front import SERVICES, UNARY, FrontGuard, FrontHost
 from broker.rpc.health import HealthService
+from broker.rpc.page_calls import PageCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.reflection import add_reflection
@@ -110,6 +111,10 @@ class ShardFront:
     def address(self) -> str:
         """Address on which it listens, once it is bound."""
         return self._port.address
+
+    def page_calls(self) -> PageCalls:
+        """Return the port as pages use it."""
+        return PageCalls(self._port, self.handler, has_tls=bool(self._host.config.tls_cert_file))
 
     def bind(self) -> None:
         """Take the port. Raises Fenced if that cannot be."""

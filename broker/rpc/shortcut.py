@@ -30,17 +30,17 @@ import itertools
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import grpc
 
 from broker.observe.logs import get_logger
-from broker.rpc.calls import END_OF_STREAM, Handler
+from broker.rpc.calls import Handler
+from broker.rpc.local_context import Behavior, LocalContext, Metadata, behind
 from broker.rpc.status import Context
 
 log = get_logger(__name__)
@@ -68,8 +68,6 @@ _ANSWER_BYTES_MAX = 64 << 20
 
 _HEAD = struct.Struct("<IBIH")
 _UNAVAILABLE, _UNKNOWN = (code.value[0] for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN))
-Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
-Behavior: TypeAlias = Callable[[Any, Context], Awaitable[bytes]]
 
 
 class _FrameKind(IntEnum):
@@ -301,44 +299,6 @@ def _failure(code: int, details: str, trailing: Metadata) -> grpc.aio.AioRpcErro
 # -- the shard's side ------------------------------------------------------------------------------------------
 
 
-class _ShortcutContext:
-    """The context of a call: what interceptors and handlers of these methods use of gRPC's."""
-
-    def __init__(self, message: bytes, metadata: Metadata) -> None:
-        self._message: list[bytes] = [message]
-        self._metadata = metadata
-        self._when_done: list[Callable[[Any], None]] = []
-        self.status = 0
-        self.details = ""
-        self.trailing: Metadata = ()
-
-    async def read(self) -> Any:
-        return self._message.pop() if self._message else END_OF_STREAM
-
-    def peer(self) -> str:
-        return PEER
-
-    def invocation_metadata(self) -> Metadata:
-        return self._metadata
-
-    def auth_context(self) -> dict[str, Sequence[bytes]]:
-        return {}
-
-    def set_trailing_metadata(self, trailing: Metadata) -> None:
-        self.trailing = trailing
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
-        self.status, self.details, self.trailing = code.value[0], details, trailing_metadata
-        raise grpc.aio.AbortError("the call was aborted")
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._when_done.append(callback)
-
-    def end(self) -> None:
-        for callback in self._when_done:
-            callback(self)
-
-
 class _Answering(_Frames):
     """Connection from a front, and its calls that are served."""
 
@@ -347,7 +307,7 @@ class _Answering(_Frames):
         self.calls: dict[int, asyncio.Task[None]] = {}
         self._behaviors = behaviors
         self._connections = connections
-        self._unwritten: list[_ShortcutContext] = []
+        self._unwritten: list[LocalContext] = []
         self._is_written = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -388,7 +348,7 @@ class _Answering(_Frames):
 
     async def _serve(self, frame: _Frame) -> None:
         path, message, *metadata = frame.parts
-        context = _ShortcutContext(message, _decode_metadata(metadata))
+        context = LocalContext(PEER, message, _decode_metadata(metadata))
         answer = b""
         try:
             answer = await self._behaviors[path.decode()](None, cast(Context, context))
@@ -421,7 +381,7 @@ class ShortcutPort:
         self._connections: set[_Answering] = set()
 
     async def start(self) -> None:
-        behaviors = {path: await self._behavior(path) for path in METHODS}
+        behaviors = {path: await behind(self._interceptors, self._find, path) for path in METHODS}
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Answering(behaviors, self._connections), self._path
         )
@@ -438,22 +398,3 @@ class ShortcutPort:
             await asyncio.wait(running, timeout=grace_seconds)
         for connection in tuple(self._connections):
             connection.close()
-
-    async def _behavior(self, path: str) -> Behavior:
-        """Return what serves a method, behind the interceptors, as gRPC puts them together."""
-
-        async def innermost(details: Any) -> Any:
-            return self._find(details.method)
-
-        continuation: Any = innermost
-        for interceptor in reversed(self._interceptors):
-            continuation = partial(interceptor.intercept_service, continuation)
-        handler = await continuation(_Details(path))
-        behavior: Behavior = handler.stream_unary  # as the reception makes of it
-        return behavior
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    method: str
-    invocation_metadata: Metadata = ()

@@ -118,7 +118,9 @@ class ShardSupervisor:
         """Return what the pages show."""
         clock = SystemClock()
         shards = ShardSource(len(self._children), self._find_pages)
-        return PageSource(self._config, clock, self._version, self._audit, shards=shards)
+        return PageSource(
+            self._config, clock, self._version, self._audit, self._front.page_calls(), shards=shards
+        )
 
     def _find_pages(self, number: int) -> ShardHttp:
         """Return the process that has a shard's pages. Raises Unavailable where that is none of this machine."""

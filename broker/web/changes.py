@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import cast
+from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -17,9 +17,6 @@ from broker.topics.schedule_values import (
     Change,
     ChangeResult,
     Move,
-    Outcome,
-    OutcomeColumns,
-    PageMark,
 )
 from broker.topics.topic import Topic
 from broker.web.jobs import Job
@@ -27,7 +24,7 @@ from broker.web.refusals import PageRefusal
 from broker.web.render import duration
 from broker.web.scheduled import message_link
 from broker.web.search import Search, form_time, parse_change
-from broker.web.site import Visit, parse_position, see_other
+from broker.web.site import Visit, entry_set, parse_position, see_other
 
 _PAGE = 2_000
 _PATIENCE_SECONDS = 1.5
@@ -41,29 +38,40 @@ _DONE = {"cancel": "Cancelled", "now": "Sent now", "move": "Moved"}
 
 async def change_message(visit: Visit) -> web.Response:
     """POST /topics/{topic}/messages/{id}"""
-    visit.broker.check_serving()
-    topic = visit.topic()
-    position = parse_position(visit.params["id"])
+    topic, position = visit.params["topic"], parse_position(visit.params["id"])
     if position is None:
         raise PageRefusal("That is not an id.", 404)
-    action, change = visit.form.get("action", ""), parse_change(visit.form)
-    (outcome,) = await topic.schedule.change([position], change, dry_run=False)
-    kind, text = _told(action, visit.params["id"], outcome)
-    is_there = outcome.result is not ChangeResult.NOT_FOUND
-    to = message_link(topic.name, position) if is_there else Search.of({"topic": topic.name}).link()
+    action, (call, fields) = visit.form.get("action", ""), _call_of(parse_change(visit.form))
+    answer = await visit.call(call, topic=topic, selector={"entries": [entry_set(position)]}, **fields)
+    (outcome,) = answer["outcomes"]
+    result = _result_of(outcome)
+    kind, text = _told(action, visit.params["id"], result, outcome)
+    is_there = result is not ChangeResult.NOT_FOUND
+    to = message_link(topic, position) if is_there else Search.of({"topic": topic}).link()
     return visit.done(kind, text, to)
 
 
-def _told(action: str, name: str, outcome: Outcome) -> tuple[str, str]:
-    match outcome.result:
+def _call_of(change: Change) -> tuple[str, dict[str, int]]:
+    """Return the call that makes a change, and its fields beside what is changed."""
+    if isinstance(change, Cancel):
+        return "CancelScheduled", {}
+    assert isinstance(change, Move)
+    times = {name: getattr(change, name) for name in ("deliver_at_ms", "deliver_after_ms", "shift_ms")}
+    return "Reschedule", {name: time for name, time in times.items() if time is not None}
+
+
+def _result_of(outcome: Mapping[str, Any]) -> ChangeResult:
+    return ChangeResult[str(outcome["result"]).removeprefix("CHANGE_RESULT_")]
+
+
+def _told(action: str, name: str, result: ChangeResult, outcome: Mapping[str, Any]) -> tuple[str, str]:
+    match result:
         case ChangeResult.DONE:
-            to = f" to {form_time(outcome.deliver_at_ms).replace('T', ' ')} UTC" if action == "move" else ""
-            return "done", f"{_DONE[action]}: {name}{to}."
+            at = form_time(int(outcome["deliver_at_ms"])).replace("T", " ")
+            return "done", f"{_DONE[action]}: {name}{f' to {at} UTC' if action == 'move' else ''}."
         case ChangeResult.ALREADY_DELIVERED:
-            return (
-                "nothing",
-                f"Nothing was changed: {name} was already delivered to {', '.join(outcome.delivered_to[:5])}.",
-            )
+            told = ", ".join(outcome["delivered_to"][:5])
+            return "nothing", f"Nothing was changed: {name} was already delivered to {told}."
         case ChangeResult.ALREADY_CANCELLED:
             return "nothing", f"Nothing was changed: {name} was already cancelled."
         case _:
@@ -75,9 +83,8 @@ def _told(action: str, name: str, outcome: Outcome) -> tuple[str, str]:
 
 async def show_change(visit: Visit) -> web.Response:
     """GET /scheduled/change?topic=&prefix=&from=&until=&action=: what would be changed."""
-    if not visit.may_change:
-        raise PageRefusal("Log in to change anything.", 403)
-    search, topic, change = _asked(visit, visit.query)
+    search, change = _asked(visit.query)
+    topic = visit.topic(search.topic)
     matched, is_exact = await _count(topic, search, change)
     examples = (await topic.schedule.page(search.due, search.prefix, None, _EXAMPLES)).scheduled
     action = visit.query["action"]
@@ -104,35 +111,30 @@ async def show_change(visit: Visit) -> web.Response:
 
 async def start_change(visit: Visit) -> web.Response:
     """POST /scheduled/change: the change that was shown and confirmed."""
-    visit.broker.check_serving()
-    search, topic, change = _asked(visit, visit.form)
-    action = visit.form["action"]
+    search, change = _asked(visit.form)
+    visit.check(search.topic)
+    action, (call, fields) = visit.form["action"], _call_of(change)
     matched = visit.form.get("matched", "")
     expected = int(matched) if re.fullmatch(r"[0-9]{1,15}", matched) else 0
 
     async def work(job: Job) -> None:
-        # From the first place on: without one, all that match are counted before the first is changed.
-        mark: PageMark | None = PageMark((0, 0, 0), topic.applied_lsn)
-        try:
-            while mark is not None and not job.is_stopped:
-                page = await topic.schedule.change_matching(
-                    search.due, search.prefix, change, _PAGE, mark, dry_run=False
-                )
-                job.results += _results(page.outcomes)
-                mark = page.next
-                await asyncio.sleep(0)  # deliveries come first
-        finally:
-            result = "done" if mark is None else "stopped" if job.is_stopped else "failed"
-            visit.note_change(
-                "changed_by_filter", result, matched=job.looked_at, done=job.results[ChangeResult.DONE]
+        due = {"start_ms": search.start_ms, "end_ms": search.end_ms}
+        selector = {"filter": {"due": due, "key_prefix": search.prefix}}
+        token: str | None = ""
+        while token is not None and not job.is_stopped:
+            answer = await visit.call(
+                call, topic=search.topic, selector=selector, page_size=_PAGE, page_token=token, **fields
             )
+            job.results += Counter(_result_of(outcome) for outcome in answer["outcomes"])
+            token = answer["next_page_token"] or None
 
-    job = visit.site.jobs.start(f"{_VERBS[action]} in {topic.name}", search.link(), expected, work)
+    title = f"{_VERBS[action]} in {search.topic}"
+    job = visit.site.jobs.start(title, search.topic, search.link(), expected, work)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await job.done.wait()
     if not job.done.is_set():
-        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action, "topic": topic.name}))
+        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action, "topic": search.topic}))
     return visit.done(*summary(action, job), search.link())
 
 
@@ -143,6 +145,7 @@ async def show_job(visit: Visit) -> web.Response:
         raise PageRefusal(
             "Nothing is known of that change: it ended some time ago, or the broker restarted.", 404
         )
+    visit.check(job.topic)
     action = visit.query.get("action", "")
     kind, text = summary(action if action in _DONE else "move", job)
     return await visit.page(
@@ -165,6 +168,7 @@ async def stop_job(visit: Visit) -> web.Response:
     job = visit.site.jobs.find(visit.params["job"])
     if job is None:
         raise PageRefusal("Nothing is known of that change.", 404)
+    visit.check(job.topic)
     job.is_stopped = True
     await job.done.wait()  # for the messages it is at
     action = visit.form.get("action", "")
@@ -192,11 +196,11 @@ def summary(action: str, job: Job) -> tuple[str, str]:
     return ("done" if done else "nothing"), text
 
 
-def _asked(visit: Visit, given: Mapping[str, str]) -> tuple[Search, Topic, Change]:
+def _asked(given: Mapping[str, str]) -> tuple[Search, Change]:
     search = Search.of(given)
     if not search.topic:
         raise PageRefusal("Choose a topic: a filter belongs to one.")
-    return search, visit.broker.registry.topic(search.topic), parse_change(given)
+    return search, parse_change(given)
 
 
 async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, bool]:
@@ -212,13 +216,6 @@ async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, boo
             )
             return page.matched, True
     return within, False
-
-
-def _results(outcomes: object) -> Counter[ChangeResult]:
-    columns = cast(OutcomeColumns, outcomes)  # changes by filter are columns
-    return Counter(
-        {ChangeResult(number): count for number, count in Counter(columns.results.tolist()).items()}
-    )
 
 
 def _words(change: Change) -> str:

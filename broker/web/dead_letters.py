@@ -10,8 +10,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 from pyroaring import BitMap
 
-from broker.folder.broker import Broker
-from broker.model import TIME_MS_MAX, Entries, Position, common_entries, count_entries
+from broker.model import TIME_MS_MAX, Position, common_entries, count_entries
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as names
@@ -23,7 +22,7 @@ from broker.topics.topic import Topic
 from broker.web.refusals import PageRefusal
 from broker.web.scheduled import message_link, preview
 from broker.web.search import form_time, parse_time_ms
-from broker.web.site import Missing, Visit, parse_position
+from broker.web.site import Missing, Visit, entry_set, parse_position
 
 _PAGE = 50
 _TEXT_MAX = 1_000
@@ -46,6 +45,8 @@ class LetterRow:
     """A dead letter."""
 
     id: str
+    holder: str
+    """Topic that holds it."""
     link: str
     original_id: str
     attempts: str
@@ -58,15 +59,16 @@ class LetterRow:
 
 async def show_all(visit: Visit) -> web.Response:
     """GET /dead-letters: the subscriptions that have any"""
-    return await page_of_letters(visit, await list_letters(visit.broker))
+    return await page_of_letters(visit, await list_letters(visit))
 
 
-async def list_letters(broker: Broker) -> LetterCounts:
+async def list_letters(visit: Visit) -> LetterCounts:
     """Return the subscriptions with the most dead letters."""
+    broker = visit.broker
     budget = YieldBudget(broker.clock)
     counts: list[tuple[int, str, str]] = []
-    for topic in list(broker.registry.topics.values()):
-        for subscription in list(topic.subscriptions.values()):
+    for topic in await visit.topics("ListSubscriptions"):
+        for subscription in visit.subscriptions(topic):
             if subscription.dead_letters:
                 count = count_entries(broker.dead_letters.still_held(subscription))
                 if count:
@@ -164,36 +166,34 @@ async def show_purge(visit: Visit) -> web.Response:
     topic, subscription = _named(visit)
     held = visit.broker.dead_letters.still_held(subscription)
     name = visit.query.get("id", "")
-    chosen = _chosen(name)
+    place = _position(name)
+    chosen = held if place is None else {place.ledger_id: BitMap([place.entry_id])}
     return await visit.page(
         "purge.html",
         topic=topic.name,
         name=subscription.name,
         id=name,
-        count=count_entries(held if chosen is None else common_entries(held, chosen)),
+        count=count_entries(common_entries(held, chosen)),
         here_link=page_link(topic.name, subscription.name),
     )
 
 
 async def change_letters(visit: Visit) -> web.Response:
     """POST /dead-letters/{topic}/{name}: requeue or purge one letter, or all"""
-    visit.broker.check_serving()
-    topic, subscription = _named(visit)
-    office, form = visit.broker.dead_letters, visit.form
-    chosen = _chosen(form.get("id", ""))
+    topic, name, form = visit.params["topic"], visit.params["name"], visit.form
+    place = _position(form.get("id", ""))
+    which = {"all": True} if place is None else {"entries": [entry_set(place)]}
     action = form.get("action")
     if action == "requeue":
-        moved = await office.requeue(subscription, chosen, 0)
-        text = f"Requeued: {count_entries(moved):,}."
+        answer = await visit.call("RequeueDeadLetters", topic=topic, subscription=name, **which)
+        count, text = int(answer["requeued_messages"]), "Requeued"
     elif action == "purge":
-        moved = await office.purge(subscription, chosen)
-        text = f"Purged: {count_entries(moved):,}."
+        answer = await visit.call("PurgeDeadLetters", topic=topic, subscription=name, **which)
+        count, text = int(answer["purged_messages"]), "Purged"
     else:
         raise PageRefusal("Say what to do: requeue or purge.")
-    count = count_entries(moved)
-    if chosen is not None and not count:
-        text += " Not found: 1."
-    return visit.done("done" if count else "nothing", text, page_link(topic.name, subscription.name))
+    missing = " Not found: 1." if place is not None and not count else ""
+    return visit.done("done" if count else "nothing", f"{text}: {count:,}.{missing}", page_link(topic, name))
 
 
 def page_link(topic: str, subscription: str) -> str:
@@ -205,14 +205,14 @@ def _named(visit: Visit) -> tuple[Topic, Subscription]:
     return topic, topic.subscription(visit.params["name"])
 
 
-def _chosen(text: str) -> Entries | None:
+def _position(text: str) -> Position | None:
     """The letter that a form names; None: all of them."""
     if not text:
         return None
     position = parse_position(text)
     if position is None:
         raise PageRefusal("That is not an id.")
-    return {position.ledger_id: BitMap([position.entry_id])}
+    return position
 
 
 def _rows(letters: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
@@ -223,6 +223,7 @@ def _rows(letters: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
         rows.append(
             LetterRow(
                 id=f"{position.ledger_id}:{position.entry_id}",
+                holder=holder,
                 link=message_link(holder, position),
                 original_id=f"{facts.get(names.LEDGER_ID, '?')}:{facts.get(names.ENTRY_ID, '?')}",
                 attempts=facts.get(names.ATTEMPTS, "?"),

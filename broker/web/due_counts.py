@@ -49,15 +49,15 @@ class DueCountCache:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._kept: OrderedDict[tuple[DueRange, int], tuple[int, DueCounts]] = OrderedDict()
+        self._kept: OrderedDict[tuple[DueRange, int, frozenset[str]], tuple[int, DueCounts]] = OrderedDict()
         self._counting = asyncio.Lock()
 
     async def of(self, topics: Sequence[Topic], due: DueRange, width_ms: int) -> DueCounts:
-        """As `count_due`; of many topics, which are all there are, perhaps as it was some seconds ago."""
+        """As `count_due`; of many topics perhaps as it was some seconds ago."""
         if sum(topic.index.scheduled_count() > 0 for topic in topics) <= _TOPICS_COUNTED_EACH_TIME:
             return await count_due(topics, due, width_ms, self._clock)
         async with self._counting:
-            key = (due, width_ms)
+            key = (due, width_ms, frozenset(topic.name for topic in topics))
             until_ns, counts = self._kept.get(key, (0, None))
             began_ns = self._clock.monotonic_ns()
             if counts is None or began_ns >= until_ns:

@@ -58,7 +58,7 @@ class ShardFigures:
 
 async def _show_overview(visit: Visit) -> web.Response:
     broker = visit.broker
-    look = await look_over(broker)
+    look = await look_over(visit)
     totals, rates = look.totals, look.rates
     return _json(
         ShardFigures(
@@ -88,23 +88,22 @@ async def _show_overview(visit: Visit) -> web.Response:
 
 
 async def _show_topics(visit: Visit) -> web.Response:
-    return _json(list_topics(visit.broker, *asked_topics(visit)))
+    return _json(await list_topics(visit, *asked_topics(visit)))
 
 
 async def _show_letters(visit: Visit) -> web.Response:
-    return _json(await list_letters(visit.broker))
+    return _json(await list_letters(visit))
 
 
 async def _show_timeline(visit: Visit) -> web.Response:
     unit, start = visit.query.get("unit", ""), visit.query.get("start_ms", "")
     if not (unit in UNITS and start.isascii() and start.isdigit() and len(start) < 16):
         raise PageRefusal("That is no window.")
-    topics = list(visit.broker.registry.topics.values())
-    return _json(await count_window(visit, topics, window(unit, int(start))))
+    return _json(await count_window(visit, await visit.topics(), window(unit, int(start))))
 
 
 async def _show_ahead(visit: Visit) -> web.Response:
-    return _json(await look_ahead(visit, list(visit.broker.registry.topics.values())))
+    return _json(await look_ahead(visit, await visit.topics()))
 
 
 async def _show_scheduled(visit: Visit) -> web.Response:
@@ -113,7 +112,7 @@ async def _show_scheduled(visit: Visit) -> web.Response:
 
 
 async def _show_storage(visit: Visit) -> web.Response:
-    return _json(await list_storage(visit.broker))
+    return _json(await list_storage(visit))
 
 
 def _json(figures: DataclassInstance) -> web.Response:
@@ -121,11 +120,11 @@ def _json(figures: DataclassInstance) -> web.Response:
 
 
 FIGURE_ROUTES: list[PageRoute] = [
-    route("GET", OVERVIEW, _show_overview),
-    route("GET", TOPICS, _show_topics),
-    route("GET", DEAD_LETTERS, _show_letters),
-    route("GET", TIMELINE, _show_timeline),
-    route("GET", AHEAD, _show_ahead),
-    route("GET", SCHEDULED, _show_scheduled),
-    route("GET", STORAGE, _show_storage),
+    route("GET", OVERVIEW, _show_overview, "GetStats"),
+    route("GET", TOPICS, _show_topics, "GetTopic"),
+    route("GET", DEAD_LETTERS, _show_letters, "ListDeadLetters"),
+    route("GET", TIMELINE, _show_timeline, "CountScheduled"),
+    route("GET", AHEAD, _show_ahead, "CountScheduled"),
+    route("GET", SCHEDULED, _show_scheduled, "ListScheduled"),
+    route("GET", STORAGE, _show_storage, "GetStats"),
 ]

@@ -1,40 +1,47 @@
-"""The guard of the pages: who may see them, and who may change things on them. No I/O.
+"""The guard of the pages: who asks, and whether a form is one of ours. No I/O.
 
     every page    the Host is ours: a foreign name that was made to point here (DNS rebinding) gets nothing
-    reading       open on loopback; elsewhere, for what came through a proxy, or where the broker has access control,
-                  to who has logged in
-    every change  a session, a form of ours (its CSRF token), and a browser that says the form is of this origin
+    with rules    who has logged in with a token, judged anew at each request; where others can reach the port, only if
+                  that is allowed without encryption
+    without       everybody who can reach the port, unless a proxy has passed it on
+    every change  a form of ours (its token is bound to a cookie), and a browser that says the form is of this origin
 
-Sessions are in memory: a restart of the broker logs everybody out. With several shards they are those of the front,
-which judges every request and vouches to the shard for who has logged in: by a seal that is made with `admin_token`.
+What somebody may see or change is for the access rules to say. Sessions are in memory: a restart of the broker logs
+everybody out. With several shards they are those of the front, which passes on the token of who has logged in.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from broker.config import is_loopback
 from broker.runtime.clock import Clock
 
 SESSION_SECONDS = 8 * 3_600
+IDLE_SECONDS = 3_600
+"""So long after the last request a session ends before its time."""
 SESSION_COOKIE = "postdate_session"
-FORM_COOKIE = "postdate_login"
+FORM_COOKIE = "postdate_form"
+TOLD_COOKIE = "postdate_told"
 SHARD_HEADER = "Postdate-Shard"
 """On what a front passes on: the number of the shard."""
-LOGIN_HEADER = "Postdate-Login"
-"""Beside it: the seal of a front for who has logged in."""
-NOTED_HEADER = "Postdate-Noted"
-"""On a shard's answer to its front: the change is in the shard's audit trail."""
+FORM_HEADER = "Postdate-Form"
+"""Beside it: the token of the visitor's forms."""
+TOLD_HEADER = "Postdate-Told"
+"""Beside it: what the page is to tell of a change."""
 
 _SESSIONS_MAX = 1_000
-_FLASHES_MAX = 10
+_SESSIONS_OF_ONE_MAX = 20
+"""Of one principal: whoever logs in again and again logs out nobody else."""
+_TOLD_BYTES_MAX = 1_500
 _FAILURE_SECONDS = 60
 _FAILURES_MAX = 5
 """Wrong tokens within a minute from one address, after which it has to wait."""
@@ -55,16 +62,11 @@ class Flash:
 class LoginSession:
     """Somebody who has logged in."""
 
-    csrf: str
+    principal: str
+    authorization: str
+    """Token that they showed, as calls have it."""
     ends_ns: int
-    flashes: list[Flash] = field(default_factory=list)
-
-    def tell(self, flash: Flash) -> None:
-        self.flashes = [*self.flashes, flash][-_FLASHES_MAX:]
-
-    def take_flashes(self) -> list[Flash]:
-        flashes, self.flashes = self.flashes, []
-        return flashes
+    used_ns: int
 
 
 class Hosts:
@@ -84,59 +86,26 @@ class Hosts:
         return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
 
 
-class FrontSeal:
-    """The word of a front that a request is of a session there, as `csrf address checksum`."""
-
-    def __init__(self, admin_token: str) -> None:
-        self._key = hmac.new(admin_token.encode(), b"front of shards", hashlib.sha256).digest()
-
-    def close(self, csrf: str, address: str) -> str:
-        said = f"{csrf} {address or '-'}"
-        return f"{said} {self._checksum(said)}"
-
-    def open(self, sealed: str) -> tuple[str, str] | None:
-        """Return the token of the session's forms, and who asks; None if no front of this token has said so."""
-        said, _, checksum = sealed.rpartition(" ")
-        if not hmac.compare_digest(_bytes_of(checksum), self._checksum(said).encode()):
-            return None
-        csrf, _, address = said.partition(" ")
-        return csrf, address
-
-    def _checksum(self, said: str) -> str:
-        return hmac.new(self._key, _bytes_of(said), hashlib.sha256).hexdigest()
-
-
 class Guard:
     """See the module's description."""
 
-    def __init__(self, admin_token: str, listen_host: str, clock: Clock, *, is_open: bool = True) -> None:
-        """`is_open`: whoever is on this machine may read."""
-        self._token = _digest(admin_token) if admin_token else b""
-        self._seal = FrontSeal(admin_token)
-        self._passed_on: OrderedDict[str, LoginSession] = (
-            OrderedDict()
-        )  # sessions of the front, by their csrf
-        self._is_open = is_open and is_loopback(listen_host)
+    def __init__(self, listen_host: str, clock: Clock, *, allows_plaintext: bool) -> None:
+        """`allows_plaintext`: also where other machines can reach the port."""
+        self._is_local = is_loopback(listen_host)
+        self.is_offered = self._is_local or allows_plaintext
+        """Pages are shown at all, and tokens taken."""
         self._clock = clock
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, deque[int]] = OrderedDict()
         self._failures_of_all: deque[int] = deque()
         self._form_key = secrets.token_bytes(32)
 
-    @property
-    def can_log_in(self) -> bool:
-        """Return whether there is a token to log in with."""
-        return bool(self._token)
-
-    # -- what a request says of itself -----------------------------------------------------------------------
-
-    def may_read(self, host_header: str, headers: Mapping[str, str], session: LoginSession | None) -> bool:
-        """Return whether pages are shown: to who has logged in, and to anybody on this machine while they are open."""
-        if session is not None:
-            return True
+    def is_open_to(self, host_header: str, headers: Mapping[str, str]) -> bool:
+        """Return whether pages are shown to somebody who does not log in, where there are no access rules."""
         # What a proxy passes on comes from this machine as well, and is meant for another name or says so.
         is_passed_on = any(name in headers for name in _FORWARDING_HEADERS)
-        return self._is_open and not is_passed_on and is_loopback(host_name(host_header))
+        is_direct = not self._is_local or is_loopback(host_name(host_header))
+        return self.is_offered and is_direct and not is_passed_on
 
     # -- logging in ------------------------------------------------------------------------------------------
 
@@ -152,60 +121,66 @@ class Guard:
                 waits.append(_FAILURE_SECONDS - (now_ns - failures[0]) // 10**9)
         return max(waits)
 
-    def log_in(self, token: str, address: str) -> str | None:
-        """The id of a new session if the token is right. Call only while `retry_after_seconds` is 0."""
-        if not self._token or not hmac.compare_digest(_digest(token), self._token):
-            now_ns = self._clock.monotonic_ns()
-            self._failures.setdefault(address, deque()).append(now_ns)
-            self._failures.move_to_end(address)
-            self._failures_of_all.append(now_ns)
-            while len(self._failures) > _ADDRESSES_MAX:
-                self._failures.popitem(last=False)
-            return None
+    def note_failure(self, address: str) -> None:
+        """Count a token that was none. Call only while `retry_after_seconds` is 0."""
+        now_ns = self._clock.monotonic_ns()
+        self._failures.setdefault(address, deque()).append(now_ns)
+        self._failures.move_to_end(address)
+        self._failures_of_all.append(now_ns)
+        while len(self._failures) > _ADDRESSES_MAX:
+            self._failures.popitem(last=False)
+
+    def log_in(self, principal: str, authorization: str, address: str) -> str:
+        """Return the id of a new session."""
         self._failures.pop(address, None)
         session_id = secrets.token_urlsafe(32)
-        ends_ns = self._clock.monotonic_ns() + SESSION_SECONDS * 10**9
-        self._sessions[_digest(session_id)] = LoginSession(secrets.token_urlsafe(32), ends_ns)
+        now_ns = self._clock.monotonic_ns()
+        ends_ns = now_ns + SESSION_SECONDS * 10**9
+        own = [key for key, each in self._sessions.items() if each.principal == principal]
+        for key in own[: max(0, len(own) - _SESSIONS_OF_ONE_MAX + 1)]:
+            del self._sessions[key]
+        self._sessions[_digest(session_id)] = LoginSession(principal, authorization, ends_ns, now_ns)
         while len(self._sessions) > _SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return session_id
 
     def session(self, session_id: str) -> LoginSession | None:
-        """The session of that id, if it has not ended."""
+        """The session of that id, if it has not ended; it was used now."""
         key = _digest(session_id)
         session = self._sessions.get(key)
-        if session is not None and self._clock.monotonic_ns() >= session.ends_ns:
+        if session is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= session.ends_ns or now_ns - session.used_ns >= IDLE_SECONDS * 10**9:
             del self._sessions[key]
             return None
+        session.used_ns = now_ns
         return session
 
     def log_out(self, session_id: str) -> None:
         self._sessions.pop(_digest(session_id), None)
 
-    # -- between a front and its shards ----------------------------------------------------------------------
-
-    def vouch(self, session: LoginSession, address: str) -> str:
-        """Return what a front says to a shard of who has logged in."""
-        return self._seal.close(session.csrf, address)
-
-    def vouched(self, sealed: str) -> tuple[LoginSession, str] | None:
-        """Return the session that a front vouches for, and the address of who asks; None if no front did."""
-        said = self._seal.open(sealed) if self._token else None
-        if said is None:
-            return None
-        csrf, address = said
-        # Kept for what is told of a change on the next page; whether it lasts is for the front to say.
-        session = self._passed_on.setdefault(csrf, LoginSession(csrf, 0))
-        self._passed_on.move_to_end(csrf)
-        while len(self._passed_on) > _SESSIONS_MAX:
-            self._passed_on.popitem(last=False)
-        return session, address
-
     # -- forms -----------------------------------------------------------------------------------------------
 
-    def login_form_token(self, nonce: str) -> str:
-        """Return what the login form holds for a browser with this cookie: there is no session yet to bind it to."""
-        return hmac.new(self._form_key, _bytes_of(nonce), hashlib.sha256).hexdigest()
+    def form_token(self, cookie: str) -> str:
+        """Return what forms hold for a browser with this cookie: that of its session, or one for forms alone."""
+        return self._checksum("form", cookie)
+
+    def close_flash(self, cookie: str, flash: Flash) -> str:
+        """Return what the next page is to tell a browser with this cookie, as a cookie."""
+        text = base64.urlsafe_b64encode(_bytes_of(flash.text)[:_TOLD_BYTES_MAX]).decode()
+        return f"{flash.kind}.{text}.{self._checksum('told', cookie, flash.kind, text)}"
+
+    def open_flash(self, cookie: str, closed: str) -> Flash | None:
+        """Return what `close_flash` has closed for that browser; None for what nobody here has."""
+        kind, _, rest = closed.partition(".")
+        text, _, checksum = rest.partition(".")
+        if not hmac.compare_digest(_bytes_of(checksum), self._checksum("told", cookie, kind, text).encode()):
+            return None
+        return Flash(kind, base64.urlsafe_b64decode(text).decode("utf-8", "ignore"))
+
+    def _checksum(self, *parts: str) -> str:
+        return hmac.new(self._form_key, _bytes_of("\0".join(parts)), hashlib.sha256).hexdigest()
 
 
 def is_own_form(given: str, expected: str) -> bool:

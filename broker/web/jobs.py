@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from broker.errors import PostdateError
 from broker.runtime.clock import Clock
-from broker.runtime.supervise import Spawn
 from broker.topics.schedule_values import ChangeResult
 from broker.web.refusals import PageRefusal
 
@@ -24,6 +23,7 @@ class Job:
 
     job_id: str
     title: str
+    topic: str
     back: str
     expected: int  # as counted before it began
     started_ms: int
@@ -40,24 +40,28 @@ class Job:
 class Jobs:
     """The changes that are under way, and the last ones that have ended."""
 
-    def __init__(self, clock: Clock, spawn: Spawn) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._spawn = spawn
+        self._running: set[asyncio.Task[None]] = set()
         self._jobs: OrderedDict[str, Job] = OrderedDict()
 
     def find(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
 
-    def start(self, title: str, back: str, expected: int, work: Callable[[Job], Awaitable[None]]) -> Job:
+    def start(
+        self, title: str, topic: str, back: str, expected: int, work: Callable[[Job], Awaitable[None]]
+    ) -> Job:
         """Begin a change; refused while too many are under way."""
         if sum(not job.done.is_set() for job in self._jobs.values()) >= _RUNNING_MAX:
             raise PageRefusal(f"{_RUNNING_MAX} changes are under way: wait for one of them to end", 429)
-        job = Job(secrets.token_urlsafe(9), title, back, expected, self._clock.now_ms())
+        job = Job(secrets.token_urlsafe(9), title, topic, back, expected, self._clock.now_ms())
         self._jobs[job.job_id] = job
         while len(self._jobs) > _REMEMBERED_MAX:
             oldest = next(name for name, job in self._jobs.items() if job.done.is_set())
             del self._jobs[oldest]
-        self._spawn(f"change of {title}", self._run(job, work))
+        task = asyncio.create_task(self._run(job, work), name=f"change of {title}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return job
 
     async def _run(self, job: Job, work: Callable[[Job], Awaitable[None]]) -> None:
@@ -65,5 +69,7 @@ class Jobs:
             await work(job)
         except PostdateError as error:
             job.failure = error.told
+        except PageRefusal as refusal:
+            job.failure = refusal.message
         finally:
             job.done.set()

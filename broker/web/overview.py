@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -29,6 +29,7 @@ DELIVERED_EARLY = "delivered before its time: this must never happen"
 _RATE_SECONDS_MIN = 4.0
 _RATE_SECONDS_MAX = 120.0
 _SAMPLES_MAX = 60
+_VIEWERS_MAX = 100
 _LATE_MS = 1_000
 """Later than this at the 99th percentile is worth a colour."""
 _WAITING_MS = 60_000
@@ -78,8 +79,9 @@ class Rates:
     lateness: HistogramStats | None  # of that time
 
 
-_samples: WeakKeyDictionary[Broker, deque[Totals]] = WeakKeyDictionary()
-"""Figures that earlier looks found: rates are told from them, so that nothing is measured while nobody looks."""
+_samples: WeakKeyDictionary[Broker, OrderedDict[str, deque[Totals]]] = WeakKeyDictionary()
+"""Figures that earlier looks found, by who has looked, for each sees other topics: rates are told from them, so that
+nothing is measured while nobody looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,12 @@ async def show_overview(visit: Visit) -> web.Response:
     """GET /"""
     broker = visit.broker
     now_ms = broker.clock.now_ms()
-    look = await look_over(broker)
+    look = await look_over(visit)
     totals, lateness, rates = look.totals, look.lateness, look.rates
     journal = broker.journal.stats()
     counters = broker.counters
     shown = window("hour", now_ms)
-    due = await count_window(visit, list(broker.registry.topics.values()), shown)
+    due = await count_window(visit, await visit.topics("CountScheduled"), shown)
     return await visit.page(
         "overview.html",
         totals=totals,
@@ -132,11 +134,12 @@ async def show_overview(visit: Visit) -> web.Response:
     )
 
 
-async def look_over(broker: Broker) -> OverviewFigures:
-    """Sum up all topics, and keep the sums for the rates that later looks tell."""
-    totals, bounds = await _sum(broker)
+async def look_over(visit: Visit) -> OverviewFigures:
+    """Sum up all topics that somebody may see, and keep the sums for the rates that later looks tell."""
+    broker = visit.broker
+    totals, bounds = await _sum(visit)
     lateness = _stats(totals.lateness, bounds, totals.lateness_max_ms)
-    samples = _samples.setdefault(broker, deque(maxlen=_SAMPLES_MAX))
+    samples = _samples_of(broker, visit.principal)
     rates = _rates(totals, samples, (broker.clock.now_ms() - broker.started_ms) / 1000, bounds)
     if not samples or (totals.at_ns - samples[-1].at_ns) / 1e9 >= 1.0:
         samples.append(totals)
@@ -153,11 +156,21 @@ def quantile_ms(stats: HistogramStats, part: float) -> float:
     return stats.max_seconds * 1000
 
 
-async def _sum(broker: Broker) -> tuple[Totals, tuple[float, ...]]:
+def _samples_of(broker: Broker, principal: str) -> deque[Totals]:
+    viewers = _samples.setdefault(broker, OrderedDict())
+    samples = viewers.setdefault(principal, deque(maxlen=_SAMPLES_MAX))
+    viewers.move_to_end(principal)
+    if len(viewers) > _VIEWERS_MAX:
+        viewers.popitem(last=False)
+    return samples
+
+
+async def _sum(visit: Visit) -> tuple[Totals, tuple[float, ...]]:
+    broker = visit.broker
     totals = Totals(broker.clock.monotonic_ns())
     budget = YieldBudget(broker.clock)
     bounds: tuple[float, ...] = ()
-    for topic in list(broker.registry.topics.values()):
+    for topic in await visit.topics("GetStats"):
         totals.topics += 1
         totals.pending += topic.index.scheduled_count()
         totals.produced += topic.counters.produced_messages
@@ -166,7 +179,7 @@ async def _sum(broker: Broker) -> tuple[Totals, tuple[float, ...]]:
         next_ms = topic.index.next_due_ms()
         if next_ms is not None and (totals.next_due_ms is None or next_ms < totals.next_due_ms):
             totals.next_due_ms, totals.next_due_topic = next_ms, topic.name
-        for subscription in list(topic.subscriptions.values()):
+        for subscription in visit.subscriptions(topic):
             bounds = _add(totals, broker, topic, subscription)
             await budget.spent()
         await budget.spent()

@@ -80,20 +80,19 @@ def asked_search(visit: Visit) -> Search:
 
 async def list_scheduled(visit: Visit, search: Search) -> tuple[ScheduledList, Key | None]:
     """Return a page of the list, and where the next one begins."""
-    broker = visit.broker
     following, has_gaps = None, False
     if search.topic:
-        topic = broker.registry.topic(search.topic)
+        topic = visit.topic(search.topic)
         topics = [topic]
         page = await topic.schedule.page(search.due, search.prefix, search.after, SCHEDULED_PAGE)
         listed = [(topic.name, entry) for entry in page.scheduled]
         following = page.next
     else:
-        topics = list(broker.registry.topics.values())
+        topics = await visit.topics()
         listed, has_gaps = await _first_of_all(topics, search)
     counted = await _count(visit, topics, search)
     rows = await asyncio.to_thread(_rows, listed)
-    offered = nsmallest(TOPICS_OFFERED, broker.registry.by_name)
+    offered = nsmallest(TOPICS_OFFERED, (topic.name for topic in await visit.topics()))
     return ScheduledList(rows, counted, offered, has_gaps), following
 
 
@@ -128,12 +127,13 @@ async def show_message(visit: Visit) -> web.Response:
     if position is None:
         raise PageRefusal("That is not an id: ids look like 7:1234.", 404)
     looked = await look_at(topic, position, _SUBSCRIPTIONS_SHOWN)
+    seen = tuple(each for each in looked.owed if visit.may("GetSubscription", topic.name, each.subscription))
     message, body = await asyncio.to_thread(_taken_apart, looked.frame)
     return await visit.page(
         "message.html",
         topic=topic.name,
         id=visit.params["id"],
-        looked=looked,
+        looked=replace(looked, owed=seen) if visit.site.calls.has_rules else looked,
         message=message,
         body=body,
         size=len(looked.frame),
@@ -146,7 +146,7 @@ def message_link(topic: str, position: Position) -> str:
 
 
 async def _find_one(visit: Visit, search: Search) -> web.Response:
-    topic = visit.broker.registry.topic(search.topic)
+    topic = visit.topic(search.topic)
     name: Position | str | None = search.key
     if search.id:
         name = parse_position(search.id)

@@ -49,35 +49,28 @@ class _Desk:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
-    ) -> ShardPage:
-        """Return the answer. Raises Unavailable: OWNER_UNREACHABLE where the request was begun."""
+    async def ask(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        """Return the answer. Raises Unavailable if there is none."""
         is_begun = False
         try:
             async with asyncio.timeout(seconds), self._turns:
                 is_begun = True
-                return await self._ask(method, path, headers, body)
+                return await self._ask(path, headers)
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
             if not is_begun:
                 raise Unavailable(f"Shard {self._number} is busy with other pages") from error
-            message = f"Shard {self._number} does not answer"
-            if isinstance(error, aiohttp.ClientConnectorError):
-                raise Unavailable(message) from error
-            raise Unavailable(message, reason="OWNER_UNREACHABLE") from error
+            raise Unavailable(f"Shard {self._number} does not answer") from error
 
-    async def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> ShardPage:
-        async with self._session.request(
-            method, URL(_URL + path, encoded=True), headers=headers, data=body, allow_redirects=False
+    async def _ask(self, path: str, headers: Mapping[str, str]) -> ShardPage:
+        async with self._session.get(
+            URL(_URL + path, encoded=True), headers=headers, allow_redirects=False
         ) as response:
             parts, size = [], 0
             async for part in response.content.iter_chunked(_READ_BYTES):
                 parts.append(part)
                 size += len(part)
                 if size > _PAGE_BYTES_MAX:
-                    raise Unavailable(
-                        f"The page of shard {self._number} is too large", reason="OWNER_UNREACHABLE"
-                    )
+                    raise Unavailable(f"The page of shard {self._number} is too large")
             return ShardPage(response.status, response.headers, b"".join(parts))
 
 
@@ -116,15 +109,13 @@ class ShardHttp:
         status, body = await self._get(self._probes, SHARD_VIEW, seconds)
         return body if status == 200 else None
 
-    async def page(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
-    ) -> ShardPage:
-        """Return a page, or what came of a form. Raises Unavailable: OWNER_UNREACHABLE where it was begun."""
-        return await self._pages.ask(method, path, headers, body, seconds)
+    async def page(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        """Return a page. Raises Unavailable if there is no answer."""
+        return await self._pages.ask(path, headers, seconds)
 
     async def figures(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
         """Return figures. Raises Unavailable if there is no answer."""
-        return await self._figures.ask("GET", path, headers, None, seconds)
+        return await self._figures.ask(path, headers, seconds)
 
     async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:
         """Return the status and the body; _SILENT if no answer came in time, 0 without one for another reason."""

@@ -1,12 +1,13 @@
 """The pages of a front: what is about a topic is made by the shard of that topic, what is about all is made here.
 
-    Host, session, form (as everywhere) -> topic in path, address or form -> its shard's page, as it is
-                                        -> shard=N in the address         -> that shard's
-                                        -> neither                        -> one page of the figures of all shards
+    Host, who asks (as everywhere) -> a change: made here, as a call to the front's own port
+                                   -> topic in path or address -> its shard's page, as it is
+                                   -> shard=N in the address   -> that shard's
+                                   -> neither                  -> one page of the figures of all shards
     Lists of all topics -> shard=N alone names one; the report of the audit, of which there is one, is shown here
 
-The front keeps sessions and nothing of a page. It vouches to a shard for who has logged in (`guard.py`). The shard has
-the line of a change in its audit trail; where its answer does not say so, the front has one.
+The front keeps sessions and nothing of a page. To a shard it passes on the token of who has logged in, which the shard
+judges again, with that of their forms and what the page is to tell.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from aiohttp import web
 
 from broker.errors import Unavailable
 from broker.topic_shards import shard_of
-from broker.web import audit, dead_letters, figures, scheduled, storage, timeline, topics
+from broker.web import dead_letters, figures, scheduled, storage, timeline, topics
 from broker.web.calendar_window import window
 from broker.web.chart import DueBars
-from broker.web.guard import LOGIN_HEADER, NOTED_HEADER, SHARD_HEADER
+from broker.web.guard import FORM_HEADER, SHARD_HEADER, TOLD_HEADER
 from broker.web.overview import ATTENTION_MAX, DELIVERED_EARLY
 from broker.web.refusals import PageRefusal
-from broker.web.routes import ROUTES
+from broker.web.routes import FORM_ROUTES, ROUTES
 from broker.web.site import Handler, Missing, PageRoute, Visit, local_path, parse_position, route
 
 _PAGE_SECONDS = 55.0
@@ -70,13 +71,15 @@ class ShardLine:
 def front_routes() -> list[PageRoute]:
     """Return every page of a broker, as its front has it."""
     return [
-        route(page.method, page.template, _MADE_HERE.get(page.template) or _passing(page)) for page in ROUTES
+        page
+        if page.method == "POST" or page in FORM_ROUTES or page.template in _MADE_HERE
+        else route(page.method, page.template, _passing(page), page.call)
+        for page in ROUTES
     ]
 
 
 def _passing(page: PageRoute) -> Handler:
-    is_get = page.method == "GET"
-    of_all = _OF_ALL.get(page.template) if is_get else None
+    of_all = _OF_ALL.get(page.template)
     finds_shard = _shard_for if of_all is None or page.template in _MAY_NAME_TOPIC else _named_shard
 
     async def answer(visit: Visit) -> web.Response:
@@ -87,17 +90,12 @@ def _passing(page: PageRoute) -> Handler:
             raise PageRefusal("This page belongs to a topic: choose one.", 404)
         return await of_all(visit)
 
-    answer.__name__ = page.handler.__name__  # what the audit trail calls a change
     return answer
 
 
 def _shard_for(visit: Visit) -> int | None:
     """Return the shard of the topic, or the one that is named. Topics are written as pages read them."""
-    for given in (
-        visit.params.get("topic"),
-        visit.form.get("topic", "").strip(),
-        visit.query.get("topic", "").strip(),
-    ):
+    for given in (visit.params.get("topic"), visit.query.get("topic", "").strip()):
         if given:
             return shard_of(given, visit.site.shards.count)
     return _named_shard(visit)
@@ -113,33 +111,29 @@ def _named_shard(visit: Visit) -> int | None:
     return int(text)
 
 
+def _headers_for(visit: Visit, number: int) -> dict[str, str]:
+    """Return what a shard is told of a request that was judged here."""
+    headers = {SHARD_HEADER: str(number), FORM_HEADER: visit.csrf}
+    if visit.authorization:
+        headers["Authorization"] = visit.authorization
+    return headers
+
+
 async def _pass_on(visit: Visit, number: int) -> web.Response:
-    """Return the answer of a shard. The request was judged here, so it goes on as one of a page of that shard."""
+    """Return the page of a shard."""
     request = visit.request
-    headers = {SHARD_HEADER: str(number), "Sec-Fetch-Site": "same-origin"}
-    if visit.session is not None:
-        headers[LOGIN_HEADER] = visit.site.guard.vouch(visit.session, visit.address)
-    body = urlencode(visit.form).encode() if request.method == "POST" else None
-    if body is not None:
-        headers["Content-Type"] = "application/x-www-form-urlencoded"
+    headers = _headers_for(visit, number)
+    if visit.told is not None:
+        headers[TOLD_HEADER] = f"{visit.told.kind} {quote(visit.told.text)}"
     try:
-        try:
-            shard = visit.site.shards.find(number)
-        except Unavailable as error:
-            link = _owner_link(error, request.path, visit.query)
-            if body is not None or not link:
-                raise
-            return await visit.page("on_owner.html", status=503, message=error.told, link=link)
-        answer = await shard.page(request.method, str(request.rel_url), headers, body, _PAGE_SECONDS)
+        shard = visit.site.shards.find(number)
     except Unavailable as error:
-        if body is None or error.reason != "OWNER_UNREACHABLE":
+        link = _owner_link(error, request.path, visit.query)
+        if not link:
             raise
-        doubt = f"{error.told}. Whether anything was changed is not known."
-        raise Unavailable(doubt, reason=error.reason) from error
-    if NOTED_HEADER in answer.headers:
-        visit.is_noted = True
-    else:
-        visit.told = Unavailable.reason, f"Shard {number} answered {answer.status}"
+        return await visit.page("on_owner.html", status=503, message=error.told, link=link)
+    answer = await shard.page(str(request.rel_url), headers, _PAGE_SECONDS)
+    visit.is_told = visit.told is not None and answer.status == 200
     passed = {name: answer.headers[name] for name in _PASSED_HEADERS if name in answer.headers}
     if "Location" in passed:
         passed["Location"] = local_path(passed["Location"])
@@ -154,10 +148,8 @@ async def _ask_all(visit: Visit, path: str, read: Callable[[Any], T]) -> list[T 
     shards = visit.site.shards
 
     async def ask(number: int) -> T | NoFigures:
-        headers = {SHARD_HEADER: str(number)}
-        if visit.session is not None:
-            headers[LOGIN_HEADER] = visit.site.guard.vouch(visit.session, visit.address)
         try:
+            headers = _headers_for(visit, number)
             answer = await shards.find(number).figures(path, headers, _FIGURES_SECONDS)
         except Unavailable as error:
             link = _owner_link(error, visit.request.path, {**visit.query, "shard": str(number)})
@@ -339,5 +331,5 @@ _OF_ALL: dict[str, Handler] = {
     "/dead-letters": _show_letters,
     "/storage": _show_storage,
 }
-_MADE_HERE: dict[str, Handler] = {"/audit": audit.show_audit, "/audit/report.html": audit.show_report}
-"""A broker has one folder of reports."""
+_MADE_HERE = frozenset({"/audit", "/audit/report.html", "/changes/{job}"})
+"""A broker has one folder of reports; changes go on where they were asked for."""

@@ -1,48 +1,59 @@
 """The pages: which there are, and what each request goes through before and after one is made.
 
-    Host -> session -> may it read? -> (POST: origin, form) -> a page, or a change and a redirect
+    Host -> who asks -> (POST: origin, form) -> a right -> a page, or a change and a redirect
 
-Pages get values and templates make HTML of them, in a thread: the loop delivers meanwhile. What the broker refuses is
-a page that says why; a change that it refuses is told on the page that the form was on.
+Each page names the call of the API that tells the same: whoever may make that call sees the page, and of what it lists
+all that the call would show. A change is such a call, made for who asks. Pages get values and templates make HTML of
+them, in a thread: the loop delivers meanwhile. What the broker refuses is a page that says why; a change that it
+refuses is told on the page that the form was on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
-from broker.config import is_loopback
-from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError, Refused, Unavailable
+from broker.errors import (
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    PermissionDenied,
+    PostdateError,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.observe.logs import CountedNotice, get_logger
 from broker.runtime.ownership import AlwaysOwner, Ownership, ownership_lost
+from broker.runtime.supervise import YieldBudget
+from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
     FORM_COOKIE,
-    LOGIN_HEADER,
-    NOTED_HEADER,
+    FORM_HEADER,
     SESSION_COOKIE,
     SESSION_SECONDS,
     SHARD_HEADER,
+    TOLD_COOKIE,
+    TOLD_HEADER,
     Flash,
     Guard,
     Hosts,
-    LoginSession,
     host_name,
     is_own_form,
     is_same_origin,
 )
 from broker.web.jobs import Jobs
-from broker.web.refusals import PageRefusal
+from broker.web.refusals import CallRefusal, PageRefusal
 from broker.web.render import Renderer, StaticFile, load_static
 from broker.web.source import PageSource, ShardSource, point_to_owner
 
@@ -67,6 +78,8 @@ _STATUSES: tuple[tuple[type[PostdateError], int], ...] = (
     (NotFound, 404),
     (InvalidRequest, 400),
     (Refused, 409),
+    (Unauthenticated, 401),
+    (PermissionDenied, 403),
     (LimitReached, 429),
     (Unavailable, 503),
 )
@@ -84,10 +97,10 @@ def _told(error: PostdateError | PageRefusal) -> str:
     return error.told
 
 
-_AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
-"""Fields of forms and paths that the audit trail shows: what is changed, and how."""
 _FORM = "application/x-www-form-urlencoded"
 _SEE_OTHER = 303
+_TOKEN_CHARACTERS_MAX = 8_000
+"""More than fits into a header."""
 _MENU = (
     ("/", "Overview"),
     ("/timeline", "Timeline"),
@@ -118,19 +131,30 @@ class Visit:
 
     site: Site
     request: web.Request
-    params: Mapping[str, str]  # of the path
-    session: LoginSession | None
+    address: str
+    """Of who asks."""
+    cookie: str
+    """Value that forms and what is told are bound to: that of the session, or one of the browser's own."""
+    is_new: bool
+    """The browser does not have the cookie yet."""
+    csrf: str
+    """The token of its forms."""
+    told: Flash | None
+    """Words of a page about the change that led to it."""
+    params: Mapping[str, str] = field(default_factory=dict)  # of the path
+    call_name: str = ""
+    """The call that tells what the page shows, or that is the change."""
+    principal: str = ""
+    """Name of who has logged in; empty where there are no access rules."""
+    authorization: str = ""
+    """Token that they showed, as calls have it."""
     form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
-    told: tuple[str, str] = ("", "")
-    """The outcome of a change, as `done` was told."""
     shows_state: bool = True
     """The page tells of the broker's state, which it does only while that is owned."""
     shard: str = ""
     """Number of this shard, for what a front has passed on."""
-    address: str = ""
-    """Of who asks."""
-    is_noted: bool = False
-    """The change is in an audit trail: in that of this process, or of the shard that it was passed on to."""
+    is_told: bool = False
+    """The page tells what was to be told."""
 
     def scope(self, topic: str) -> dict[str, str]:
         """Return what names a topic in an address; without one, all topics of this shard."""
@@ -144,28 +168,73 @@ class Visit:
     def query(self) -> Mapping[str, str]:
         return self.request.query
 
-    @property
-    def may_change(self) -> bool:
-        return self.session is not None
+    # -- rights ----------------------------------------------------------------------------------------------
 
-    def topic(self) -> Topic:
-        """The topic that the path names."""
-        return self.broker.registry.topic(self.params["topic"])
+    def may(self, call: str, topic: str = "", subscription: str = "") -> bool:
+        """Return whether who asks may make a call; without a topic, whether of any."""
+        return self.site.calls.allows(self.principal, call, topic, subscription)
+
+    def check(self, topic: str = "", subscription: str = "") -> None:
+        """Check that who asks may see the page of a topic: PermissionDenied."""
+        if self.call_name:
+            self.site.calls.check(self.principal, self.address, self.call_name, topic, subscription)
+
+    @property
+    def sees_all(self) -> bool:
+        """Return whether who asks may see what is about the whole broker."""
+        return self.site.calls.sees_all(self.principal)
+
+    def topic(self, name: str = "") -> Topic:
+        """Return a topic, or the one that the path names. Raises PermissionDenied."""
+        if name:
+            self.check(name)
+        return self.broker.registry.topic(name or self.params["topic"])
+
+    async def topics(self, call: str = "") -> list[Topic]:
+        """Return those topics about which who asks may make a call, or that of the page."""
+        topics = list(self.broker.registry.topics.values())
+        if not self.site.calls.has_rules:
+            return topics
+        budget = YieldBudget(self.broker.clock)
+        seen = []
+        for topic in topics:
+            if self.may(call or self.call_name, topic.name):
+                seen.append(topic)
+            await budget.spent()
+        return seen
+
+    def subscriptions(self, topic: Topic) -> list[Subscription]:
+        """Return those subscriptions of a topic that who asks may see."""
+        subscriptions = list(topic.subscriptions.values())
+        if not self.site.calls.has_rules:
+            return subscriptions
+        return [each for each in subscriptions if self.may("GetSubscription", topic.name, each.name)]
+
+    async def call(self, name: str, /, **fields: object) -> dict[str, Any]:
+        """Make a call for who asks. Raises CallRefusal, or PermissionDenied."""
+        answer = await self.site.calls.call(name, fields, self.authorization, self.address)
+        if answer.status != 200:
+            raise CallRefusal(answer.status, answer.fields)
+        return answer.fields
+
+    # -- answers ---------------------------------------------------------------------------------------------
 
     async def page(self, template: str, *, status: int = 200, **values: object) -> web.Response:
         """A page with what all of them show besides."""
-        session, guard = self.session, self.site.guard
+        told = self.told if self.shows_state and self.site.ownership.holds() else None
+        self.is_told = told is not None
         text = await self.site.renderer.render(
             template,
             values
             | {
                 "path": self.request.path,
                 "here": self.request.path_qs,
-                "may_change": self.may_change,
-                "can_log_in": guard.can_log_in,
-                "csrf": session.csrf if session else "",
-                "flashes": session.take_flashes() if session and self._may_tell else [],
-                "menu": self.site.menu,
+                "may": self.may,
+                "sees_all": self.sees_all,
+                "principal": self.principal,
+                "csrf": self.csrf,
+                "flash": told,
+                "menu": self.site.menu_of(self),
                 "shard": self.shard,
                 "at_shard": self._at_shard,
                 "missing": values.get("missing", ()),
@@ -186,30 +255,12 @@ class Visit:
     def _at_shard(self) -> str:
         return f"?shard={self.shard}" if self.shard else ""
 
-    @property
-    def _may_tell(self) -> bool:
-        return self.shows_state and self.site.ownership.holds()
-
     def done(self, kind: str, text: str, to: str) -> web.Response:
         """The answer to a change: what came of it is told on the page it goes to."""
-        self.told = kind, text
-        if self.session is not None:
-            self.session.tell(Flash(kind, text))
-        return see_other(to)
-
-    def note_change(self, action: str, result: str, **details: object) -> None:
-        """Put a change into the audit trail, with what the form asked for."""
-        asked = {
-            f"asked_{name}": text for name, text in {**self.form, **self.params}.items() if name in _AUDITED
-        }
-        self.site.audit.note(
-            f"pages.{action}",
-            result,
-            principal="admin_token",
-            peer=self.address,
-            topic=self.params.get("topic") or self.form.get("topic", ""),
-            details=asked | details,
-        )
+        response = see_other(to)
+        closed = self.site.guard.close_flash(self.cookie, Flash(kind, text))
+        set_cookie(self.request, response, TOLD_COOKIE, closed, 60)
+        return response
 
 
 Handler = Callable[[Visit], Awaitable[web.Response]]
@@ -224,14 +275,16 @@ class PageRoute:
     handler: Handler
     template: str
     """The path as it was declared, with its variable parts in braces."""
+    call: str
+    """The call of the API that tells the same, or is the change: who may make it sees the page."""
     shows_state: bool
     """See `Visit`."""
 
 
-def route(method: str, path: str, handler: Handler, *, shows_state: bool = True) -> PageRoute:
+def route(method: str, path: str, handler: Handler, call: str, *, shows_state: bool = True) -> PageRoute:
     """`path` has its variable parts in braces: none of them holds a slash."""
     pattern = re.sub(r"\\\{([a-z]+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
-    return PageRoute(method, re.compile(pattern), handler, path, shows_state)
+    return PageRoute(method, re.compile(pattern), handler, path, call, shows_state)
 
 
 class Site:
@@ -246,24 +299,25 @@ class Site:
         self.cluster = source.cluster
         self._shards = source.shards
         self.audit = source.audit
-        self.guard = Guard(config.admin_token, listen_host, source.clock, is_open=not config.access_file)
+        self.calls = source.calls
+        self.guard = Guard(listen_host, source.clock, allows_plaintext=config.allow_plaintext)
         self.hosts = Hosts(config.http_hosts, listen_host)
-        self.jobs = Jobs(source.clock, self._spawn)
+        self.jobs = Jobs(source.clock)
         self.due_counts = DueCountCache(source.clock)
         self._refused_forms = CountedNotice(source.clock)
         self._late_logins = CountedNotice(source.clock)
-        self.menu = (_MENU if broker is not None or source.shards is not None else ()) + (
+        self._menu = (_MENU if broker is not None or source.shards is not None else ()) + (
             _CLUSTER_MENU if self.cluster is not None else ()
         )
         self.renderer = Renderer()
-        self._listens_locally = is_loopback(listen_host)
         self._static = load_static()
         self._routes = [
             *routes,
-            route("GET", "/login", _show_login),
-            route("POST", "/login", _log_in),
-            route("POST", "/logout", _log_out),
+            route("GET", "/login", _show_login, ""),
+            route("POST", "/login", _log_in, ""),
+            route("POST", "/logout", _log_out, ""),
         ]
+        self._calls_of_pages = {route.template: route.call for route in self._routes if route.method == "GET"}
 
     @property
     def broker(self) -> Broker:
@@ -281,13 +335,15 @@ class Site:
     def ownership(self) -> Ownership:
         return AlwaysOwner() if self._broker is None else self._broker.ownership
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self.broker.supervisor.spawn(name, work)
-
     @property
     def home(self) -> str:
         """The first page."""
-        return self.menu[0][0]
+        return self._menu[0][0]
+
+    def menu_of(self, visit: Visit) -> list[tuple[str, str]]:
+        """Return the pages that somebody may see."""
+        shown = [(path, name) for path, name in self._menu if visit.may(self._calls_of_pages[path])]
+        return shown or [self._menu[0]]
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer to a request, whatever it is."""
@@ -302,66 +358,116 @@ class Site:
         return response
 
     async def _answer(self, request: web.Request) -> web.Response:
-        session = self.guard.session(request.cookies.get(SESSION_COOKIE, ""))
-        visit = Visit(self, request, {}, session, address=request.remote or "")
+        visit = self._begin(request)
         if not self.hosts.knows(request.headers.get("Host", ""), own_sockname(request)):
             return await self._refuse_host(visit)
         if request.path.startswith("/static/"):
             return self._serve_static(request)
-        if self.config.http_socket and not self._take_vouched(visit):
-            message = "The front and this shard have different settings of admin_token: start the broker anew"
-            return await visit.page("error.html", status=503, message=message, code=503)
         if self._is_standby and not self._has_page(request.path):
             assert self.cluster is not None
             message = point_to_owner(self.cluster.views())
             return await visit.page("elsewhere.html", status=503, message=message)
-        if not self.guard.may_read(request.headers.get("Host", ""), request.headers, visit.session):
-            if not self.guard.can_log_in:
-                return await visit.page(
-                    "locked.html",
-                    status=403,
-                    is_local=self._listens_locally,
-                    has_rights=bool(self.config.access_file),
-                )
-            if request.path != "/login":
-                return see_other("/login?" + urlencode({"next": request.path_qs}))
-        response = await self._made(visit)
+        response = await self._turned_away(visit)
+        if response is None:
+            response = await self._made(visit)
         # A redirect tells nothing by itself; what it leads to is looked at in its turn. No `await` after this look.
-        if response.status == _SEE_OTHER or not visit.shows_state:
-            return response
-        if (lost := ownership_lost(self.ownership)) is not None:
-            return await visit.page("error.html", status=503, message=lost.told, code=503)
+        if (
+            response.status != _SEE_OTHER
+            and visit.shows_state
+            and (lost := ownership_lost(self.ownership)) is not None
+        ):
+            response = await visit.page("error.html", status=503, message=lost.told, code=503)
+        if response.content_type == "text/html":
+            if visit.is_new:
+                set_cookie(request, response, FORM_COOKIE, visit.cookie, SESSION_SECONDS)
+            if visit.is_told:
+                response.del_cookie(TOLD_COOKIE, path="/")
         return response
 
     @property
     def _is_standby(self) -> bool:
         return self._broker is None and self._shards is None and self.cluster is not None
 
-    def _take_vouched(self, visit: Visit) -> bool:
-        """Take what a front says of a request; False if it is no front of this shard."""
-        number = visit.request.headers.get(SHARD_HEADER, "")
-        visit.shard = number if _SHARD.fullmatch(number) else ""
-        sealed = visit.request.headers.get(LOGIN_HEADER)
-        if sealed is None:
-            return True
-        vouched = self.guard.vouched(sealed)
-        if vouched is not None:
-            visit.session, visit.address = vouched
-        return vouched is not None
+    def _begin(self, request: web.Request) -> Visit:
+        """Return a request with what its cookies say, or a front of who has sent it."""
+        address = request.remote or ""
+        if self.config.http_socket:  # which this user alone can open
+            headers = request.headers
+            number = headers.get(SHARD_HEADER, "")
+            kind, _, text = headers.get(TOLD_HEADER, "").partition(" ")
+            return Visit(
+                self,
+                request,
+                address,
+                cookie="",
+                is_new=False,
+                csrf=headers.get(FORM_HEADER, ""),
+                told=Flash(kind, unquote(text)) if kind else None,
+                authorization=headers.get("Authorization", ""),
+                shard=number if _SHARD.fullmatch(number) else "",
+            )
+        guard, cookies = self.guard, request.cookies
+        session_id = cookies.get(SESSION_COOKIE, "")
+        session = guard.session(session_id) if self.calls.has_rules and session_id else None
+        known = session_id if session is not None else cookies.get(FORM_COOKIE, "")
+        cookie = known or secrets.token_urlsafe(24)
+        return Visit(
+            self,
+            request,
+            address,
+            cookie=cookie,
+            is_new=not known,
+            csrf=guard.form_token(cookie),
+            told=guard.open_flash(cookie, cookies.get(TOLD_COOKIE, "")),
+            principal=session.principal if session is not None else "",
+            authorization=session.authorization if session is not None else "",
+        )
+
+    async def _turned_away(self, visit: Visit) -> web.Response | None:
+        """Return what is answered to somebody who sees no page; None: they may go on."""
+        request, guard = visit.request, self.guard
+        is_passed_on = bool(self.config.http_socket)
+        if not self.calls.has_rules:
+            if is_passed_on or guard.is_open_to(request.headers.get("Host", ""), request.headers):
+                return None
+            return await self._locked(visit)
+        if not is_passed_on and not guard.is_offered:
+            return await self._locked(visit)
+        if visit.authorization:
+            try:
+                principal = self.calls.identify(visit.authorization, visit.address)
+            except Unauthenticated as error:
+                if is_passed_on:
+                    return await self._refused(visit, error)
+            else:
+                if is_passed_on or principal == visit.principal:
+                    visit.principal = principal
+                    return None
+            guard.log_out(visit.cookie)
+            visit.principal = visit.authorization = ""
+        if request.path == "/login" and not is_passed_on:
+            return None
+        if request.method == "POST" or is_passed_on:
+            return await visit.page("error.html", status=401, message="Log in first.", code=401)
+        return see_other("/login?" + urlencode({"next": request.path_qs}))
+
+    async def _locked(self, visit: Visit) -> web.Response:
+        return await visit.page(
+            "locked.html",
+            status=403,
+            is_offered=self.guard.is_offered,
+            has_rules=self.calls.has_rules,
+        )
 
     async def _made(self, visit: Visit) -> web.Response:
         try:
-            response = await self._dispatch(visit)
+            return await self._dispatch(visit)
         except (PostdateError, PageRefusal) as error:
-            response = await self._refused(visit, error)
-        if visit.is_noted and visit.shard:
-            response.headers[NOTED_HEADER] = "1"
-        return response
+            return await self._refused(visit, error)
 
     async def _refused(self, visit: Visit, error: PostdateError | PageRefusal) -> web.Response:
-        # A front has no page to tell it on: that of the form is the shard's, which keeps what it tells itself.
-        if visit.request.method == "POST" and visit.session is not None and self._shards is None:
-            return visit.done("failed", _told(error), local_path(visit.form.get("back", visit.own_home)))
+        if "back" in visit.form:
+            return visit.done("failed", _told(error), local_path(visit.form["back"]))
         status = error.status if isinstance(error, PageRefusal) else _status_of(error)
         return await visit.page("error.html", status=status, message=_told(error), code=status)
 
@@ -378,39 +484,18 @@ class Site:
             is_there = True
             if route.method == method:
                 visit.params, visit.shows_state = match.groupdict(), route.shows_state
+                visit.call_name = route.call
                 if method == "POST":
                     refusal = await self._check_form(visit)
                     if refusal is not None:
                         return refusal
-                    if visit.session is not None:
-                        return await self._change(visit, route.handler)
+                visit.check(visit.params.get("topic", ""), visit.params.get("name", ""))
                 return await route.handler(visit)
         if is_there:
             return await visit.page(
                 "error.html", status=405, message="This page takes no such request.", code=405
             )
         return await visit.page("error.html", status=404, message="There is no such page.", code=404)
-
-    async def _change(self, visit: Visit, handler: Handler) -> web.Response:
-        """A change, and its line in the audit trail."""
-        result = "INTERNAL"
-        try:
-            response = await handler(visit)
-            result = visit.told[0] or "done"
-        except asyncio.CancelledError:
-            result = "the caller went away"
-            raise
-        except PostdateError as error:
-            result = error.reason
-            raise
-        except PageRefusal:
-            result = "refused"
-            raise
-        finally:
-            if not visit.is_noted:
-                visit.is_noted = True
-                visit.note_change(handler.__name__.strip("_"), result, told=visit.told[1])
-        return response
 
     async def _check_form(self, visit: Visit) -> web.Response | None:
         """Return the refusal of a form; None if the form is ours."""
@@ -425,14 +510,7 @@ class Site:
         except UnicodeDecodeError:
             return await self._refuse_form(visit, "It is not a form.")
         form = {name: value for name, value in sent.items() if isinstance(value, str)}
-        if request.path == "/login":
-            nonce = request.cookies.get(FORM_COOKIE, "")
-            expected = self.guard.login_form_token(nonce) if nonce else ""
-        elif visit.session is None:
-            return await visit.page("error.html", status=403, message="Log in to change anything.", code=403)
-        else:
-            expected = visit.session.csrf
-        if not expected or not is_own_form(form.get("csrf", ""), expected):
+        if visit.is_new or not is_own_form(form.get("csrf", ""), visit.csrf):
             return await self._refuse_form(
                 visit, "It is out of date: go back, load the page again and repeat it."
             )
@@ -464,48 +542,53 @@ class Site:
 
 
 async def _show_login(visit: Visit) -> web.Response:
-    if visit.session is not None:
+    if visit.principal or not visit.site.calls.has_rules:
         return see_other(visit.site.home)
-    guard = visit.site.guard
-    if not guard.can_log_in:
-        return await visit.page("read_only.html")
-    nonce = secrets.token_urlsafe(24)
-    response = await visit.page(
+    return await visit.page(
         "login.html",
-        form_token=guard.login_form_token(nonce),
         next=local_path(visit.query.get("next", visit.site.home)),
         refused=visit.query.get("refused", ""),
     )
-    _set_cookie(visit.request, response, FORM_COOKIE, nonce, 3_600)
-    return response
 
 
 async def _log_in(visit: Visit) -> web.Response:
-    guard, address = visit.site.guard, visit.request.remote or ""
-    to = local_path(visit.form.get("next", visit.site.home))
-    wait = guard.retry_after_seconds(address)
-    session_id = None if wait else guard.log_in(visit.form.get("token", ""), address)
-    if session_id is None:
-        visit.site.log_failed_login(address, too_many=bool(wait))
+    site, address = visit.site, visit.address
+    if not site.calls.has_rules:
+        return see_other(site.home)
+    to = local_path(visit.form.get("next", site.home))
+    token = visit.form.get("token", "").strip()
+    principal, authorization = "", f"Bearer {token}"
+    wait = site.guard.retry_after_seconds(address)
+    if not wait:
+        try:
+            if not (len(token) <= _TOKEN_CHARACTERS_MAX and token.isascii() and token.isprintable()):
+                raise Unauthenticated("That is no token", reason="CREDENTIALS_INVALID")
+            principal = site.calls.identify(authorization, address)
+        except Unauthenticated:  # which of them it is, is not told
+            site.guard.note_failure(address)
+    if not principal:
+        site.log_failed_login(address, too_many=bool(wait))
         response = see_other("/login?" + urlencode({"refused": wait or "token", "next": to}))
         if wait:
             response.headers["Retry-After"] = str(wait)
         return response
-    log.info("A login to the pages succeeded", address=address)
+    site.audit.note("LogIn", "done", principal=principal, peer=f"http:{address}")
     response = see_other(to)
-    _set_cookie(visit.request, response, SESSION_COOKIE, session_id, SESSION_SECONDS)
+    session_id = site.guard.log_in(principal, authorization, address)
+    set_cookie(visit.request, response, SESSION_COOKIE, session_id, SESSION_SECONDS)
     response.del_cookie(FORM_COOKIE, path="/")
     return response
 
 
 async def _log_out(visit: Visit) -> web.Response:
-    visit.site.guard.log_out(visit.request.cookies.get(SESSION_COOKIE, ""))
+    visit.site.guard.log_out(visit.cookie)
     response = see_other(visit.site.home)
     response.del_cookie(SESSION_COOKIE, path="/")
     return response
 
 
-def _set_cookie(request: web.Request, response: web.Response, name: str, value: str, seconds: int) -> None:
+def set_cookie(request: web.Request, response: web.Response, name: str, value: str, seconds: int) -> None:
+    """Have the browser send this to us alone, and show it to no script."""
     is_https = request.secure or request.headers.get("X-Forwarded-Proto", "") == "https"
     response.set_cookie(
         name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_https
@@ -513,6 +596,11 @@ def _set_cookie(request: web.Request, response: web.Response, name: str, value: 
 
 
 # -- small things that pages share ---------------------------------------------------------------------------
+
+
+def entry_set(position: Position) -> dict[str, object]:
+    """Return one message as calls name it."""
+    return {"ledger_id": position.ledger_id, "entry_ids": [position.entry_id]}
 
 
 def see_other(to: str) -> web.Response:

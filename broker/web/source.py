@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.config import BrokerConfig
 from broker.observe.audit_trail import AuditTrail
@@ -40,13 +40,8 @@ class ShardPage(NamedTuple):
 class PageShard(Protocol):
     """The process of a shard, as its front asks it."""
 
-    async def page(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
-    ) -> ShardPage:
-        """Return a page, or what came of a form.
-
-        Raises Unavailable if there is no answer: OWNER_UNREACHABLE where the request was begun.
-        """
+    async def page(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
+        """Return a page. Raises Unavailable if there is no answer."""
 
     async def figures(self, path: str, headers: Mapping[str, str], seconds: float) -> ShardPage:
         """Return figures, for which no page is waited for. Raises Unavailable if there is no answer."""
@@ -79,6 +74,43 @@ class Calls(Protocol):
         """End, after the last call."""
 
 
+class PortAnswer(Protocol):
+    """Answer to a call that a page made."""
+
+    @property
+    def status(self) -> int:
+        """HTTP's."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the answer, or what a refusal says."""
+
+
+class PagePort(Protocol):
+    """The gRPC port of this process, as pages use it. Calls have the names that they have over gRPC."""
+
+    @property
+    def has_rules(self) -> bool:
+        """Return whether there are access rules; without them everybody is alike."""
+
+    def identify(self, authorization: str, address: str) -> str:
+        """Return whose token it is that somebody shows. Raises Unauthenticated."""
+
+    def allows(self, principal: str, name: str, topic: str = "", subscription: str = "") -> bool:
+        """Return whether somebody may make a call; without a topic, whether of any."""
+
+    def check(self, principal: str, address: str, name: str, topic: str = "", subscription: str = "") -> None:
+        """Check that somebody may make a call: PermissionDenied."""
+
+    def sees_all(self, principal: str) -> bool:
+        """Return whether somebody may see what is about the whole broker."""
+
+    async def call(
+        self, name: str, fields: Mapping[str, Any], authorization: str, address: str
+    ) -> PortAnswer:
+        """Make a call for somebody; `fields` are its request. Raises PermissionDenied."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSource:
     """Shards behind a front."""
@@ -97,6 +129,7 @@ class PageSource:
     clock: Clock
     version: str
     audit: AuditTrail
+    calls: PagePort
     broker: Broker | None = None
     cluster: ClusterSource | None = None
     shards: ShardSource | None = None

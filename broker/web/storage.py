@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
-from broker.folder.broker import Broker
 from broker.folder.compaction_candidates import ledger_candidate
 from broker.runtime.supervise import YieldBudget
 from broker.storage.ledger import Ledger
@@ -71,14 +70,15 @@ class StorageFigures:
 
 async def show_storage(visit: Visit) -> web.Response:
     """GET /storage: the topics that take the most room"""
-    return await page_of_storage(visit, await list_storage(visit.broker))
+    return await page_of_storage(visit, await list_storage(visit))
 
 
-async def list_storage(broker: Broker) -> StorageFigures:
+async def list_storage(visit: Visit) -> StorageFigures:
     """Return the sums over all topics, and the topics that take the most room."""
+    broker = visit.broker
     budget = YieldBudget(broker.clock)
     sizes: list[tuple[int, str, int, int, int]] = []
-    for topic in list(broker.registry.topics.values()):
+    for topic in await visit.topics("GetTopic"):
         index = topic.index.tracker.stats()
         sizes.append(
             (topic.log.data_bytes, topic.name, topic.log.ledger_count, index.disk_bytes, index.bucket_count)

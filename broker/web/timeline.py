@@ -66,9 +66,8 @@ class DueAhead:
 
 async def show_timeline(visit: Visit) -> web.Response:
     """GET /timeline?unit=&start=&topic="""
-    registry = visit.broker.registry
     name = visit.query.get("topic", "").strip()
-    topics = [registry.topic(name)] if name else list(registry.topics.values())
+    topics = [visit.topic(name)] if name else await visit.topics()
     shown = asked_window(visit)
     if shown is None:
         shown = window(first_unit([await look_ahead(visit, topics)]), asked_start_ms(visit))
@@ -118,7 +117,8 @@ async def count_window(visit: Visit, topics: Sequence[Topic], shown: CalendarWin
     """Return what is due in a window."""
     due = DueRange(shown.start_ms, shown.end_ms)
     counted = await visit.site.due_counts.of(topics, due, shown.count_width_ms)
-    counts = ((topic.index.scheduled_count(), topic.name) for topic in visit.broker.registry.topics.values())
+    offered = await visit.topics("CountScheduled")
+    counts = ((topic.index.scheduled_count(), topic.name) for topic in offered)
     fullest = nlargest(_TOPICS_OFFERED, (count for count in counts if count[0]))
     by_topic = nlargest(
         _TOPICS_LISTED, ((sum(n for _, n in bars), name) for name, bars in counted.bars.items())

@@ -23,7 +23,6 @@ from broker.policy import (
 )
 from broker.settings import SettingKind, Spec, Value, show
 from broker.subscriptions.subscription import Subscription
-from broker.topics import control
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
@@ -104,7 +103,7 @@ class SubscriptionRow:
 
 async def show_topics(visit: Visit) -> web.Response:
     """GET /topics?q=&after="""
-    return await page_of_topics(visit, list_topics(visit.broker, *asked_topics(visit)))
+    return await page_of_topics(visit, await list_topics(visit, *asked_topics(visit)))
 
 
 def asked_topics(visit: Visit) -> tuple[str, str]:
@@ -112,11 +111,12 @@ def asked_topics(visit: Visit) -> tuple[str, str]:
     return visit.query.get("q", "").strip(), visit.query.get("after", "")
 
 
-def list_topics(broker: Broker, wanted: str, after: str) -> TopicList:
+async def list_topics(visit: Visit, wanted: str, after: str) -> TopicList:
     """Return the next topics by name."""
-    names = [name for name in broker.registry.by_name if name > after and wanted.lower() in name.lower()]
-    rows = [_topic_row(broker, broker.registry.by_name[name]) for name in nsmallest(TOPICS_PAGE, names)]
-    return TopicList(rows, len(broker.registry.by_name), len(names) > len(rows))
+    topics = await visit.topics("GetTopic")
+    found = [topic for topic in topics if topic.name > after and wanted.lower() in topic.name.lower()]
+    rows = [_topic_row(visit, topic) for topic in nsmallest(TOPICS_PAGE, found, key=lambda topic: topic.name)]
+    return TopicList(rows, len(topics), len(found) > len(rows))
 
 
 async def page_of_topics(visit: Visit, listed: TopicList, missing: Sequence[Missing] = ()) -> web.Response:
@@ -138,9 +138,7 @@ async def show_topic(visit: Visit) -> web.Response:
     """GET /topics/{topic}?after="""
     topic, broker = visit.topic(), visit.broker
     after = visit.query.get("after", "")
-    subscriptions = [
-        subscription for subscription in topic.subscriptions.values() if subscription.name > after
-    ]
+    subscriptions = [subscription for subscription in visit.subscriptions(topic) if subscription.name > after]
     page = nsmallest(TOPICS_PAGE, subscriptions, key=lambda subscription: subscription.name)
     index = topic.index.tracker.stats()
     counters = topic.counters
@@ -148,7 +146,7 @@ async def show_topic(visit: Visit) -> web.Response:
     return await visit.page(
         "topic.html",
         topic=topic.name,
-        row=_topic_row(broker, topic),
+        row=_topic_row(visit, topic),
         hours=[("produced", broker.rates.produced(topic))],
         created_ms=topic.create_time_ms,
         produced=counters.produced_messages,
@@ -167,13 +165,10 @@ async def show_topic(visit: Visit) -> web.Response:
 
 async def change_subscription(visit: Visit) -> web.Response:
     """POST /topics/{topic}/subscriptions/{name}: pause or resume"""
-    visit.broker.check_serving()
-    topic = visit.topic()
-    subscription = topic.subscription(visit.params["name"])
+    topic, name = visit.params["topic"], visit.params["name"]
     paused = visit.form.get("action") == "pause"
-    await control.pause(topic, subscription, paused=paused)
-    done = "Paused" if paused else "Resumed"
-    return visit.done("done", f"{done}: {subscription.name}.", f"/topics/{quote(topic.name)}")
+    await visit.call("Pause" if paused else "Resume", topic=topic, subscription=name)
+    return visit.done("done", f"{'Paused' if paused else 'Resumed'}: {name}.", f"/topics/{quote(topic)}")
 
 
 async def show_skip(visit: Visit) -> web.Response:
@@ -191,26 +186,25 @@ async def show_skip(visit: Visit) -> web.Response:
 
 async def skip_all(visit: Visit) -> web.Response:
     """POST /topics/{topic}/subscriptions/{name}/skip"""
-    visit.broker.check_serving()
-    topic = visit.topic()
-    subscription = topic.subscription(visit.params["name"])
-    skipped = await control.skip_all(topic, subscription)
-    text = f"Skipped for {subscription.name}: {skipped:,}. It begins with the next message that is stored."
-    return visit.done("done" if skipped else "nothing", text, f"/topics/{quote(topic.name)}")
+    topic, name = visit.params["topic"], visit.params["name"]
+    skipped = int((await visit.call("SkipAll", topic=topic, subscription=name))["skipped_messages"])
+    text = f"Skipped for {name}: {skipped:,}. It begins with the next message that is stored."
+    return visit.done("done" if skipped else "nothing", text, f"/topics/{quote(topic)}")
 
 
-def _topic_row(broker: Broker, topic: Topic) -> TopicRow:
-    counts = [topic.subscription_counts(subscription) for subscription in topic.subscriptions.values()]
+def _topic_row(visit: Visit, topic: Topic) -> TopicRow:
+    subscriptions = visit.subscriptions(topic)
+    counts = [topic.subscription_counts(subscription) for subscription in subscriptions]
     return TopicRow(
         name=topic.name,
         scheduled=topic.index.scheduled_count(),
         next_due_ms=topic.index.next_due_ms(),
-        subscriptions=len(topic.subscriptions),
+        subscriptions=len(subscriptions),
         ready=sum(count.ready for count in counts),
         leased=sum(count.leased for count in counts),
-        consumers=sum(len(subscription.consumers) for subscription in topic.subscriptions.values()),
+        consumers=sum(len(subscription.consumers) for subscription in subscriptions),
         data_bytes=topic.log.data_bytes,
-        hour=broker.rates.produced(topic).rate,
+        hour=visit.broker.rates.produced(topic).rate,
     )
 
 

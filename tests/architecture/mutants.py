@@ -455,11 +455,11 @@ MUTANTS = {
         "broker/web/guard.py",
         "        is_passed_on = any(name in headers for name in _FORWARDING_HEADERS)",
         "        is_passed_on = all(name in headers for name in _FORWARDING_HEADERS)",
-        "tests/unit/web/test_guard.py::test_reading_is_open_on_this_machine_only",
+        "tests/unit/web/test_guard.py::test_without_rules_pages_are_open_on_this_machine_only",
     ),
     "tokens are guessed from many addresses": Mutant(
         "broker/web/guard.py",
-        "            self._failures_of_all.append(now_ns)\n",
+        "        self._failures_of_all.append(now_ns)\n",
         "",
         "tests/unit/web/test_guard.py::test_guessing_has_to_wait_from_one_address_and_from_many",
     ),
@@ -630,12 +630,6 @@ MUTANTS = {
         "    if False:",
         "tests/unit/rpc/test_access_files.py::test_a_file_of_tokens_that_every_user_can_read_is_told",
     ),
-    "a configuration with secrets is everybody's": Mutant(
-        "broker/config.py",
-        "    if secrets and os.stat(path).st_mode & stat.S_IROTH:",
-        "    if False:",
-        "tests/unit/test_config.py::test_secrets_are_never_shown",
-    ),
     "rights that were withdrawn stay after a read that failed": Mutant(
         "broker/rpc/watched_file.py",
         "        try:\n            self.value = self._make()",
@@ -660,11 +654,35 @@ MUTANTS = {
         "        return web.Response(body=await render",
         "tests/unit/web/test_pages.py::test_another_host_name_gets_nothing_but_machines_do",
     ),
-    "pages are open beside access control": Mutant(
-        "broker/web/guard.py",
-        "        return self._is_open and not is_passed_on",
-        "        return not is_passed_on",
-        "tests/unit/web/test_guard.py::test_reading_is_open_on_this_machine_only",
+    "a list of pages shows topics of others": Mutant(
+        "broker/web/site.py",
+        "            if self.may(call or self.call_name, topic.name):",
+        "            if topic.name:",
+        "tests/unit/web/test_page_rights.py::test_pages_of_all_topics_show_those_of_who_asks",
+    ),
+    "a page asks for no right": Mutant(
+        "broker/web/site.py",
+        '                visit.check(visit.params.get("topic", ""), visit.params.get("name", ""))\n',
+        "",
+        "tests/unit/web/test_page_rights.py::test_a_page_of_another_topic_is_refused_and_tells_nothing",
+    ),
+    "a session outlives its token": Mutant(
+        "broker/web/site.py",
+        "                principal = self.calls.identify(visit.authorization, visit.address)",
+        "                principal = visit.principal",
+        "tests/unit/web/test_pages.py::test_a_session_ends_with_its_token",
+    ),
+    "pages are a way around certificates": Mutant(
+        "broker/rpc/page_calls.py",
+        "            return not self._has_tls or name in NOT_CHANGES",
+        "            return True",
+        "tests/unit/web/test_pages.py::test_without_rules_pages_change_nothing_where_grpc_has_tls",
+    ),
+    "an edited form undoes what others did": Mutant(
+        "broker/web/forms.py",
+        '    changed = [name for name in names if form.get(name, "").strip() != form.get(_SHOWN + name, "")]',
+        "    changed = names",
+        "tests/unit/web/test_page_forms.py::test_who_edits_one_setting_leaves_what_others_set_meanwhile",
     ),
     "one damaged message stops a batch": Mutant(
         "broker/subscriptions/handout.py",

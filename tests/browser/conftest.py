@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.programs import need_program
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-token-of-the-browser-tests"
+"""Of token:admin, where a module has GRANTS."""
 LONG_NAME = "n" * 200
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
@@ -33,12 +35,13 @@ class Shop:
 
     grpc: str
     http: str
+    credentials: dict[str, Any] = field(default_factory=dict)
 
     def do(self, work: Work) -> Any:
         """Run a coroutine function with a client of its own."""
 
         async def run() -> Any:
-            async with postdate.connect(self.grpc) as client:
+            async with postdate.connect(self.grpc, **self.credentials) as client:
                 return await work(client)
 
         # In another thread: Playwright keeps a loop in this one.
@@ -86,17 +89,34 @@ async def fill(client: postdate.Client) -> None:
         await asyncio.sleep(0.02)
 
 
+def access_files(folder: Path, grants: str, tokens: dict[str, str]) -> dict[str, str]:
+    """Settings of access rules."""
+    tables = [
+        f'[[token]]\nprincipal = "{name}"\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for name, token in tokens.items()
+    ]
+    (folder / "access.toml").write_text(grants)
+    (folder / "tokens.toml").write_text("\n".join(tables))
+    return {"ACCESS_FILE": str(folder / "access.toml"), "TOKENS_FILE": str(folder / "tokens.toml")}
+
+
 @pytest.fixture(scope="module")
 def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A broker; a module's SETTINGS are its own."""
+    """A broker; a module's SETTINGS are its own, and its GRANTS the access rules, with TOKENS of others than admin."""
     need_program("chromium")
+    credentials: dict[str, Any] = {}
+    rules: dict[str, str] = {}
+    if grants := getattr(request.module, "GRANTS", ""):
+        tokens = {"admin": TOKEN, **getattr(request.module, "TOKENS", {})}
+        rules = access_files(tmp_path_factory.mktemp("rules"), grants, tokens)
+        credentials = {"token": TOKEN, "allow_plaintext_token": True}
     settings = {
         "DATA_DIR": str(tmp_path_factory.mktemp("broker")),
         "GRPC_ADDRESS": "127.0.0.1:0",
         "HTTP_ADDRESS": "127.0.0.1:0",
         "LOG_FORMAT": "json",
-        "ADMIN_TOKEN": TOKEN,
         "DISK_RESERVE_BYTES": "0",
+        **rules,
         **getattr(request.module, "SETTINGS", {}),
     }
     inherited = {
@@ -116,7 +136,7 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 break
         try:
             facts = json.loads(lines[-1])
-            found = Shop(facts["grpc"], facts["http"])
+            found = Shop(facts["grpc"], facts["http"], credentials)
             found.do(fill)
             yield found
         finally:
@@ -160,9 +180,9 @@ class Window:
     def flash(self) -> str:
         return str(self.page.inner_text(".flash"))
 
-    def log_in(self) -> None:
+    def log_in(self, token: str = TOKEN) -> None:
         self.go("/login")
-        self.page.fill("#token", TOKEN)
+        self.page.fill("#token", token)
         self.page.press("#token", "Enter")
         self.page.wait_for_selector("text=Log out")
 
@@ -173,7 +193,7 @@ def _has_failed(request: Any) -> bool:
 
 @pytest.fixture
 def window(browser: Any, shop: Shop) -> Iterator[Window]:
-    """A browser that has not logged in."""
+    """A browser."""
     context = browser.new_context(viewport=DESKTOP, base_url=f"http://{shop.http}")
     context.set_default_timeout(10_000)
     page = context.new_page()
@@ -185,10 +205,3 @@ def window(browser: Any, shop: Shop) -> Iterator[Window]:
     page.on("requestfailed", lambda request: complaints.append(request.url) if _has_failed(request) else None)
     yield Window(page, complaints)
     context.close()
-
-
-@pytest.fixture
-def operator(window: Window) -> Window:
-    """A browser that has logged in."""
-    window.log_in()
-    return window

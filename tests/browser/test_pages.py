@@ -24,6 +24,14 @@ PAGES = {
     "/scheduled?topic=orders": "orders",
     "/topics": "Topics",
     "/topics/orders": "orders",
+    "/new-topic": "Create a topic",
+    "/topics/orders/settings": "Settings of orders",
+    "/topics/orders/delete": "Delete orders",
+    "/topics/orders/produce": "Produce a message",
+    "/topics/orders/new-subscription": "Create a subscription",
+    "/topics/orders/subscriptions/billing/settings": "Settings of billing",
+    "/topics/orders/subscriptions/billing/seek": "Move billing",
+    "/topics/orders/subscriptions/billing/delete": "Delete billing",
     "/topics/orders/messages/1:1": "Message 1:1.*",
     "/topics/orders/subscriptions/billing/skip": "This will skip .*",
     "/topics/jobs/subscriptions/work/owed": "work",
@@ -61,14 +69,14 @@ WITHOUT_A_HINT = """[...document.querySelectorAll("body *")].filter(each =>
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, viewport: dict[str, int]):
-    page = operator.page
+def test_every_page_fits_its_screen_and_the_console_is_silent(window: Window, viewport: dict[str, int]):
+    page = window.page
     page.set_viewport_size(viewport)
     for path, heading in PAGES.items():
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            assert operator.go(path).status == 200, path
-            assert re.fullmatch(heading, operator.heading), (path, operator.heading)
+            assert window.go(path).status == 200, path
+            assert re.fullmatch(heading, window.heading), (path, window.heading)
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
         unnamed = page.evaluate(
             """[...document.querySelectorAll("input:not([type=hidden]), select")]
@@ -82,7 +90,7 @@ def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, 
         assert not page.evaluate(
             "[...document.querySelectorAll('table')].filter(t => !t.querySelector('th[scope]')).length"
         ), path
-    assert not operator.complaints
+    assert not window.complaints
 
 
 def test_light_and_dark_are_readable(window: Window):
@@ -110,9 +118,9 @@ def test_light_and_dark_are_readable(window: Window):
         assert {pair: value for pair, value in found.items() if value < 4.5} == {}, scheme
 
 
-def test_from_the_timeline_to_a_message_bar_by_bar(operator: Window):
-    page = operator.page
-    operator.go("/timeline?unit=year&topic=orders")
+def test_from_the_timeline_to_a_message_bar_by_bar(window: Window):
+    page = window.page
+    window.go("/timeline?unit=year&topic=orders")
     for unit in ("month", "day", "hour", "minute", "second"):
         page.locator(".chart a").first.click()
         page.wait_for_url(f"**/timeline?unit={unit}*")
@@ -120,15 +128,15 @@ def test_from_the_timeline_to_a_message_bar_by_bar(operator: Window):
     page.wait_for_url("**/scheduled?*")
     page.locator("tbody a").first.click()
     page.wait_for_url("**/messages/*")
-    assert operator.heading.startswith("Message 1:")
+    assert window.heading.startswith("Message 1:")
     assert "order/" in page.inner_text("main")
     assert "<b>& ü</b>" in page.inner_text("pre")
-    assert not operator.complaints
+    assert not window.complaints
 
 
-def test_the_timeline_goes_by_keyboard(operator: Window):
-    page = operator.page
-    operator.go("/timeline?unit=hour&topic=orders")
+def test_the_timeline_goes_by_keyboard(window: Window):
+    page = window.page
+    window.go("/timeline?unit=hour&topic=orders")
     page.locator(".chart a").first.focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/timeline?unit=minute*")
@@ -136,56 +144,56 @@ def test_the_timeline_goes_by_keyboard(operator: Window):
     assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
 
 
-def test_zooming_out_and_going_on(operator: Window):
-    page = operator.page
-    operator.go("/timeline?unit=minute&start=2027-03-04T05:00&topic=orders")
+def test_zooming_out_and_going_on(window: Window):
+    page = window.page
+    window.go("/timeline?unit=minute&start=2027-03-04T05:00&topic=orders")
     assert page.inner_text(".crumbs").split() == ["All", "2027", "March", "4"]
     page.click("text=Zoom out")
     page.wait_for_url("**/timeline?unit=hour*")
-    assert operator.heading == "Thursday 4 March 2027"
+    assert window.heading == "Thursday 4 March 2027"
     page.click("text=Later")
     page.wait_for_url("**2027-03-05*")
     page.select_option("#topic", "")  # submits by itself
     page.wait_for_url(lambda url: "topic=orders" not in url)
 
 
-def test_a_message_is_cancelled_and_another_moved(operator: Window, shop: Shop):
-    page = operator.page
-    operator.go("/scheduled?topic=orders&key=order/010")
+def test_a_message_is_cancelled_and_another_moved(window: Window, shop: Shop):
+    page = window.page
+    window.go("/scheduled?topic=orders&key=order/010")
     page.click("summary:has-text('Cancel')")
     page.click("text=for good")
-    assert re.fullmatch(r"Cancelled: 1:\d+\.", operator.flash)
-    assert "cancelled" in operator.heading
-    operator.go("/scheduled?topic=orders&key=order/011")
+    assert re.fullmatch(r"Cancelled: 1:\d+\.", window.flash)
+    assert "cancelled" in window.heading
+    window.go("/scheduled?topic=orders&key=order/011")
     page.click("summary:has-text('Move')")
     page.select_option("#how", "at")
     page.fill("#at", "2031-05-06T07:08:09")
     page.click("button:has-text('Move 1:')")
-    assert operator.flash.endswith("to 2031-05-06 07:08:09 UTC.")
+    assert window.flash.endswith("to 2031-05-06 07:08:09 UTC.")
     moved = shop.do(lambda client: client.schedule.get("orders", schedule_key="order/011"))
     assert moved.deliver_at.year == 2031 and moved.revision == 1
 
 
-def test_a_wrong_time_is_told_and_nothing_is_moved(operator: Window):
-    page = operator.page
-    operator.go("/scheduled?topic=orders&key=order/012")
+def test_a_wrong_time_is_told_and_nothing_is_moved(window: Window):
+    page = window.page
+    window.go("/scheduled?topic=orders&key=order/012")
     page.click("summary:has-text('Move')")
     page.fill("#by", "soon")
     page.click("button:has-text('Move 1:')")
-    assert "is not a duration" in operator.flash
-    assert operator.heading.startswith("Message 1:")
+    assert "is not a duration" in window.flash
+    assert window.heading.startswith("Message 1:")
 
 
-def test_all_that_match_are_counted_then_cancelled(operator: Window, shop: Shop):
-    page = operator.page
-    operator.go("/scheduled?topic=orders")
+def test_all_that_match_are_counted_then_cancelled(window: Window, shop: Shop):
+    page = window.page
+    window.go("/scheduled?topic=orders")
     page.fill("#prefix", "order/2")
     page.click("button:has-text('Search')")
     page.click("summary:has-text('Change all')")
     page.click("button:has-text('Cancel…')")
-    assert operator.heading == "This will cancel 100 messages"
+    assert window.heading == "This will cancel 100 messages"
     page.click("button:has-text('Cancel 100 messages')")
-    assert operator.flash == "Cancelled: 100. Already delivered: 0. Not found: 0."
+    assert window.flash == "Cancelled: 100. Already delivered: 0. Not found: 0."
     assert "Nothing here." in page.inner_text("main")
 
     async def left(client):
@@ -194,51 +202,105 @@ def test_all_that_match_are_counted_then_cancelled(operator: Window, shop: Shop)
     assert shop.do(left) == []
 
 
-def test_a_subscription_is_paused_and_resumed(operator: Window, shop: Shop):
-    page = operator.page
-    operator.go("/topics/orders")
+def test_a_subscription_is_paused_and_resumed(window: Window, shop: Shop):
+    page = window.page
+    window.go("/topics/orders")
     page.click("button:has-text('Pause')")
-    assert operator.flash == "Paused: billing."
+    assert window.flash == "Paused: billing."
     assert shop.do(lambda client: client.subscriptions.get("orders", "billing")).paused
     page.click("button:has-text('Resume')")
-    assert operator.flash == "Resumed: billing."
+    assert window.flash == "Resumed: billing."
 
 
-def test_dead_letters_are_requeued_and_purged(operator: Window, shop: Shop):
-    page = operator.page
-    operator.go("/dead-letters")
+def test_dead_letters_are_requeued_and_purged(window: Window, shop: Shop):
+    page = window.page
+    window.go("/dead-letters")
     page.get_by_role("link", name="work", exact=True).click()
     page.get_by_role("button", name=re.compile("^Requeue [0-9]+:[0-9]+$")).first.click()
-    assert operator.flash == "Requeued: 1."
+    assert window.flash == "Requeued: 1."
     page.get_by_role("link", name=re.compile("^Purge [0-9]+:[0-9]+$")).first.click()
     page.click("button:has-text('Purge 1 dead letter')")
-    assert operator.flash == "Purged: 1."
+    assert window.flash == "Purged: 1."
     assert "2 dead letters" in page.inner_text("main")
     (jobs,) = shop.do(lambda client: client.stats("jobs"))
     assert jobs.subscriptions[0].ready_messages == 1
 
 
-def test_login_logout_and_reading_without(window: Window):
+def test_a_topic_is_created_set_and_deleted_by_forms(window: Window, shop: Shop):
+    page = window.page
+    window.go("/topics")
+    page.click("text=Create a topic…")
+    page.get_by_label("Name").fill("no name")
+    page.get_by_label("max_delay_ms").fill("90d")
+    page.click("text=Create the topic")
+    # What was typed is kept, and what is wrong is told at the field.
+    assert "cannot name a topic" in page.inner_text("#name-error")
+    assert page.get_by_label("max_delay_ms").input_value() == "90d"
+    page.get_by_label("Name").fill("made")
+    page.click("text=Create the topic")
+    assert (window.heading, window.flash) == ("made", "Created: made.")
+    assert shop.do(lambda client: client.topics.get("made")).policy.max_delay == timedelta(days=90)
+    page.click("main >> text=Settings…")
+    assert page.get_by_label("max_delay_ms").input_value() == "90d"
+    page.get_by_label("max_delay_ms").fill("soon")
+    page.click("text=Save")
+    assert "cannot be 'soon'" in page.inner_text("#max_delay_ms-error")
+    page.get_by_label("max_delay_ms").fill("")
+    page.get_by_label("default_ttl_ms").fill("1h")
+    page.click("text=Save")
+    assert window.flash == "Saved: max_delay_ms, default_ttl_ms."
+    page.click("main >> text=Delete…")
+    page.get_by_label("Name of the topic").fill("orders")
+    page.click("text=Delete it for good")
+    assert window.flash == "Type made to confirm: nothing was deleted."
+    page.get_by_label("Name of the topic").fill("made")
+    page.click("text=Delete it for good")
+    assert window.flash == "Deleted: made."
+
+
+def test_a_subscription_is_created_moved_and_deleted_and_a_message_produced(window: Window, shop: Shop):
+    page = window.page
+    window.go("/topics/reports")
+    page.click("text=Create a subscription…")
+    page.get_by_label("Name").fill("readers")
+    page.get_by_label("Type").select_option("KEY_SHARED")
+    page.get_by_label("max_delivery_rate").fill("2.5")
+    page.click("text=Create the subscription")
+    assert window.flash == "Created: readers."
+    window.go("/topics/reports/produce")
+    page.get_by_label("Payload", exact=True).fill("two\nlines")
+    page.get_by_label("Properties").fill("kind=report\nbad")
+    page.get_by_label("Due").select_option("after")
+    page.get_by_label("Delay").fill("2h")
+    page.click("text=Produce it")
+    assert "not of the form name=value" in page.inner_text("#properties-error")
+    assert page.get_by_label("Payload", exact=True).input_value() == "two\nlines"
+    page.get_by_label("Properties").fill("kind=report")
+    page.click("text=Produce it")
+    assert window.heading.startswith("Message ") and "two\nlines" in page.inner_text("pre")
+    assert (
+        shop.do(lambda client: client.subscriptions.get("reports", "readers")).policy.max_delivery_rate == 2.5
+    )
+    window.go("/topics/reports")
+    page.click("text=Move…")
+    page.click("text=Move it")
+    assert window.flash == "Say to which time."
+    page.get_by_label("To").select_option("EARLIEST")
+    page.click("text=Move it")
+    assert window.flash.startswith("Moved: readers begins at ")
+    page.click("[aria-label='Delete readers']")
+    page.get_by_label("Name of the subscription").fill("readers")
+    page.click("text=Delete it for good")
+    assert window.flash == "Deleted: readers."
+    assert all("400" in each for each in window.complaints)  # forms that were refused
+
+
+def test_a_form_from_elsewhere_or_with_another_token_is_refused(window: Window, shop: Shop):
     page = window.page
     window.go("/topics/orders")
-    assert page.locator("button:has-text('Pause')").count() == 0
-    window.go("/login")
-    page.fill("#token", "not the token at all")
-    page.click("button:has-text('Log in')")
-    assert "not the admin token" in window.flash
-    window.log_in()
-    window.go("/topics/orders")
-    assert page.locator("button:has-text('Pause')").count() == 1
-    page.click("text=Log out")
-    page.wait_for_selector("text=Log in")
-
-
-def test_a_form_from_elsewhere_or_with_another_token_is_refused(operator: Window, shop: Shop):
-    page = operator.page
-    operator.go("/topics/orders")
     page.evaluate("document.querySelector('form[action$=\"/billing\"] [name=csrf]').value = 'guessed'")
     page.click("button:has-text('Pause')")
-    assert "The form was refused" in operator.heading
+    assert "The form was refused" in window.heading
     form = (
         f'<form method="post" action="http://{shop.http}/topics/orders/subscriptions/billing">'
         '<input name="action" value="pause"><button>Win a prize</button></form>'
@@ -251,7 +313,7 @@ def test_a_form_from_elsewhere_or_with_another_token_is_refused(operator: Window
         page.goto(origin)
         page.click("button")
         page.wait_for_url(f"http://{shop.http}/**")
-        assert "The form was refused. It was not sent from one of these pages." in operator.heading
+        assert "The form was refused. It was not sent from one of these pages." in window.heading
     assert not shop.do(lambda client: client.subscriptions.get("orders", "billing")).paused
 
 
@@ -309,7 +371,7 @@ def test_the_overview_keeps_up_by_itself(window: Window):
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_the_longest_names_fit_as_well(operator: Window, shop: Shop, viewport: dict[str, int]):
+def test_the_longest_names_fit_as_well(window: Window, shop: Shop, viewport: dict[str, int]):
     topic, subscription = "t" * 255, "s" * 200
 
     async def name(client: postdate.Client) -> None:
@@ -319,13 +381,13 @@ def test_the_longest_names_fit_as_well(operator: Window, shop: Shop, viewport: d
                 await producer.send(b"", deliver_after=timedelta(hours=1), schedule_key="long")
 
     shop.do(name)
-    page = operator.page
+    page = window.page
     page.set_viewport_size(viewport)
-    operator.go(f"/scheduled?topic={topic}")
+    window.go(f"/scheduled?topic={topic}")
     message = page.locator("table a", has_text=":").first.get_attribute("href")
     paths = ["/", "/timeline", "/scheduled", f"/timeline?topic={topic}", "/topics", f"/topics/{topic}"]
     for path in [*paths, message, "/storage", f"/storage/{topic}", "/dead-letters"]:
-        assert operator.go(path).status == 200, path
+        assert window.go(path).status == 200, path
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
 
 

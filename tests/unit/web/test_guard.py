@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from broker.web.guard import SESSION_SECONDS, Flash, Guard, Hosts, host_name, is_own_form, is_same_origin
+from broker.web.guard import (
+    IDLE_SECONDS,
+    SESSION_SECONDS,
+    Flash,
+    Guard,
+    Hosts,
+    host_name,
+    is_own_form,
+    is_same_origin,
+)
 from broker.web.site import local_path, parse_position
-
-TOKEN = "a-token-of-some-length"
 
 
 class StepClock:
@@ -23,8 +30,14 @@ class StepClock:
         return int(self.seconds * 10**9)
 
 
-def guard_of(clock: StepClock | None = None, *, listen: str = "127.0.0.1", token: str = TOKEN) -> Guard:
-    return Guard(token, listen, clock or StepClock())
+def guard_of(
+    clock: StepClock | None = None, *, listen: str = "127.0.0.1", allows_plaintext: bool = False
+) -> Guard:
+    return Guard(listen, clock or StepClock(), allows_plaintext=allows_plaintext)
+
+
+def log_in(guard: Guard, principal: str = "token:ada") -> str:
+    return guard.log_in(principal, "Bearer secret", "a")
 
 
 @pytest.mark.parametrize(
@@ -65,14 +78,28 @@ def test_hosts(header, own_ip, known):
         ("127.0.0.1", "localhost", {"Forwarded": "for=203.0.113.9"}, False),
     ],
 )
-def test_reading_is_open_on_this_machine_only(listen, host, headers, may):
-    guard = guard_of(listen=listen)
-    assert guard.may_read(host, headers, None) is may
-    session_id = guard.log_in(TOKEN, "a")
-    assert session_id is not None
-    assert guard.may_read(host, headers, guard.session(session_id))
-    closed = Guard(TOKEN, listen, StepClock(), is_open=False)
-    assert not closed.may_read(host, headers, None)
+def test_without_rules_pages_are_open_on_this_machine_only(listen, host, headers, may):
+    assert guard_of(listen=listen).is_open_to(host, headers) is may
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "headers", "may"),
+    [
+        ("0.0.0.0", "localhost:7680", {}, True),
+        ("10.0.0.5", "10.0.0.5:7680", {}, True),
+        ("127.0.0.1", "localhost", {}, True),
+        ("127.0.0.1", "postdate.example", {}, False),
+        ("0.0.0.0", "localhost", {"X-Forwarded-For": "203.0.113.9"}, False),
+    ],
+)
+def test_in_a_trusted_network_pages_are_open_beyond_it_but_to_no_proxy(listen, host, headers, may):
+    assert guard_of(listen=listen, allows_plaintext=True).is_open_to(host, headers) is may
+
+
+def test_pages_and_tokens_go_in_the_clear_only_where_that_is_allowed():
+    assert guard_of(listen="::1").is_offered
+    assert not guard_of(listen="10.0.0.5").is_offered
+    assert guard_of(listen="10.0.0.5", allows_plaintext=True).is_offered
 
 
 @pytest.mark.parametrize(
@@ -96,29 +123,28 @@ def test_forms_come_from_our_own_pages(headers, same):
     assert is_same_origin(headers) is same
 
 
-def test_only_the_token_opens_a_session_and_it_ends():
+def test_a_session_ends_by_its_time_and_when_it_is_not_used():
     clock = StepClock()
     guard = guard_of(clock)
-    assert guard.log_in(TOKEN + " ", "a") is None and guard.log_in("", "a") is None
-    session_id = guard.log_in(TOKEN, "a")
-    assert session_id is not None
-    assert guard.session(session_id) is not None and guard.session(session_id + "x") is None
-    clock.seconds += SESSION_SECONDS
+    session_id = log_in(guard)
+    session = guard.session(session_id)
+    assert session is not None and guard.session(session_id + "x") is None
+    assert (session.principal, session.authorization) == ("token:ada", "Bearer secret")
+    for _ in range(SESSION_SECONDS // IDLE_SECONDS):
+        clock.seconds += IDLE_SECONDS - 1
+        assert guard.session(session_id) is not None
+    clock.seconds += SESSION_SECONDS // IDLE_SECONDS
+    assert guard.session(session_id) is None
+    session_id = log_in(guard)
+    clock.seconds += IDLE_SECONDS
     assert guard.session(session_id) is None
 
 
 def test_logging_out_ends_a_session():
     guard = guard_of()
-    session_id = guard.log_in(TOKEN, "a")
-    assert session_id is not None
+    session_id = log_in(guard)
     guard.log_out(session_id)
     assert guard.session(session_id) is None
-
-
-def test_without_a_token_nothing_opens():
-    guard = guard_of(token="")
-    assert not guard.can_log_in
-    assert guard.log_in("", "a") is None
 
 
 def test_guessing_has_to_wait_from_one_address_and_from_many():
@@ -126,47 +152,55 @@ def test_guessing_has_to_wait_from_one_address_and_from_many():
     guard = guard_of(clock)
     for _ in range(5):
         assert guard.retry_after_seconds("a") == 0
-        guard.log_in("wrong", "a")
+        guard.note_failure("a")
     assert guard.retry_after_seconds("a") == 60
     assert guard.retry_after_seconds("b") == 0
     clock.seconds += 60
     assert guard.retry_after_seconds("a") == 0
     for i in range(30):
-        guard.log_in("wrong", f"address {i}")
+        guard.note_failure(f"address {i}")
     assert guard.retry_after_seconds("somebody else") == 60
 
 
 def test_failures_of_many_addresses_take_bounded_memory():
     guard = guard_of()
     for i in range(3_000):
-        guard.log_in("wrong", str(i))
+        guard.note_failure(str(i))
     assert len(guard._failures) <= 1_000
 
 
-def test_sessions_take_bounded_memory_and_the_oldest_goes():
+def test_sessions_take_bounded_memory_and_nobody_ends_those_of_others():
     guard = guard_of()
-    first, *_, last = (guard.log_in(TOKEN, "a") for _ in range(1_001))
-    assert first is not None and last is not None
+    other = log_in(guard, "token:eve")
+    first, *_, last = (log_in(guard) for _ in range(21))
     assert guard.session(first) is None and guard.session(last) is not None
+    assert guard.session(other) is not None
+    for number in range(1_000):
+        log_in(guard, f"token:{number}")
+    assert len(guard._sessions) == 1_000
+    assert guard.session(other) is None
 
 
-def test_a_flash_is_told_once():
+def test_what_is_told_is_told_to_one_browser_and_was_said_here():
     guard = guard_of()
-    session_id = guard.log_in(TOKEN, "a")
-    assert session_id is not None
-    session = guard.session(session_id)
-    assert session is not None
-    for i in range(12):
-        session.tell(Flash("done", str(i)))
-    assert [each.text for each in session.take_flashes()] == [str(i) for i in range(2, 12)]
-    assert session.take_flashes() == []
+    for text in ("Paused: billing.", "é\u202e", "x" * 9_000, "é" * 9_000, "\ud800"):
+        closed = guard.close_flash("cookie", Flash("done", text))
+        assert len(closed) < 3_000 and closed.isascii() and ";" not in closed
+        opened = guard.open_flash("cookie", closed)
+        assert opened is not None and opened.kind == "done"
+        assert text.startswith(opened.text) or text == "\ud800"
+        assert guard.open_flash("other", closed) is None
+        assert guard.open_flash("cookie", closed.replace("done", "failed")) is None
+        assert guard_of().open_flash("cookie", closed) is None
+    for given in ("", "..", "done", "done.x", "done.x.y", "\ud800.\udcff.x"):
+        assert guard.open_flash("cookie", given) is None
 
 
 def test_form_tokens_are_bound_to_their_browser():
     guard = guard_of()
-    assert is_own_form(guard.login_form_token("nonce"), guard.login_form_token("nonce"))
-    assert not is_own_form(guard.login_form_token("nonce"), guard.login_form_token("other"))
-    assert not is_own_form("ü", guard.login_form_token("nonce"))
+    assert is_own_form(guard.form_token("nonce"), guard.form_token("nonce"))
+    assert not is_own_form(guard.form_token("nonce"), guard.form_token("other"))
+    assert not is_own_form("ü", guard.form_token("nonce"))
 
 
 def test_host_names():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from broker.web.guard import FORM_COOKIE, SESSION_COOKIE
-from tests.unit.web.conftest import MakePages, Pages
+from tests.unit.web.conftest import MakePages, Pages, access_files
 
 FORM = "application/x-www-form-urlencoded"
 SECONDS = 20.0
@@ -51,9 +52,9 @@ def of_browser(pages: Pages, *, charset: str = "") -> dict[str, bytes]:
     ],
 )
 async def test_a_form_whose_text_is_no_text_is_refused(
-    make_pages: MakePages, charset: str, csrf: bytes
+    make_pages: MakePages, tmp_path: Path, charset: str, csrf: bytes
 ) -> None:
-    pages = await make_pages()
+    pages = await make_pages(**access_files(tmp_path))
     await pages.get("/login")
     nonce = next(each.value for each in pages.session.cookie_jar if each.key == FORM_COOKIE)
     headers = of_browser(pages, charset=charset) | {"Cookie": f"{FORM_COOKIE}={nonce}".encode()}

@@ -27,12 +27,20 @@ from broker.web.render import Renderer, compact
 from broker.web.search import form_time
 from tests.harness import EARLIEST, LATEST, Outgoing, entries_of
 from tests.pages import pages_without
-from tests.unit.web.conftest import TOKEN, MakePages, Pages
+from tests.unit.web.conftest import TOKEN, MakePages, Pages, access_files
 
 HOUR_MS = 3_600_000
 NASTY = "\"><script>alert(1)</script>'&{{7*7}}"
 PATHS = [
     "/",
+    "/new-topic",
+    "/topics/orders/settings",
+    "/topics/orders/delete",
+    "/topics/orders/produce",
+    "/topics/orders/new-subscription",
+    "/topics/orders/subscriptions/billing/settings",
+    "/topics/orders/subscriptions/billing/seek",
+    "/topics/orders/subscriptions/billing/delete",
     "/timeline",
     "/timeline?unit=second",
     "/scheduled",
@@ -84,7 +92,6 @@ async def filled(make_pages: MakePages, **settings: object) -> Pages:
 
 async def test_every_page_is_guarded_by_its_headers_and_runs_nothing_inline(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     for path in [*PATHS[:-1], "/nowhere", "/scheduled?from=soon", "/static/style.css", "/static/none"]:
         async with pages.session.get(path) as response:
             text = await response.text()
@@ -186,7 +193,6 @@ async def test_what_turns_or_hides_text_is_shown_escaped(make_pages):
     await pages.produce("orders", Outgoing(sly.encode(), deliver_after_ms=HOUR_MS))
     shown = r"a\u202d\u202e\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\xad\u2028\x1b\x85\n\tb"
     prefix = quote(sly)
-    await pages.log_in()
     for path, count in (
         ("/scheduled?topic=orders", 1),
         (f"/scheduled?topic=orders&prefix={prefix}", 2),
@@ -212,68 +218,60 @@ async def test_another_host_name_gets_nothing_but_machines_do(make_pages):
     assert await pages.get("/livez", Host="evil.example") == "ok\n"
 
 
-async def test_without_a_token_pages_only_show(make_pages):
-    pages = await filled(make_pages, admin_token="")
-    for path in PATHS:
-        text = await pages.get(path, status=403 if path.startswith("/scheduled/change") else 200)
-        assert '<form method="post"' not in text, path
-    assert "read only" in (await pages.get("/login")).lower()
-    await pages.post("/topics/orders/subscriptions/billing", csrf="x", action="pause", status=403)
+async def test_without_rules_pages_change_nothing_where_grpc_has_tls(make_pages):
+    # Over gRPC nobody can call without a certificate, perhaps: pages must be no way around that.
+    pages = await filled(make_pages)
+    pages.calls._has_tls = True
+    for path in ("/", "/topics", "/topics/orders", "/scheduled?topic=orders", "/topics/orders/messages/1:1"):
+        assert '<form method="post"' not in await pages.get(path), path
+    for path in ("/new-topic", "/topics/orders/produce", "/topics/orders/subscriptions/billing/skip"):
+        assert "set access_file" in await pages.get(path, status=403), path
+    csrf = await pages.csrf("/login")
+    await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
     assert not pages.broker.registry.topic("orders").subscription("billing").paused
 
 
-async def test_beyond_this_machine_pages_need_a_login_to_read(make_pages):
+async def test_beyond_this_machine_there_are_pages_only_where_that_is_allowed(make_pages):
     pages = await filled(make_pages, http_address="0.0.0.0:0")
-    for path in PATHS[:-1]:
-        await pages.get(path, status=303)
-    assert "Admin token" in await pages.get("/login")
-    assert await pages.get("/metrics") == "postdate_up 1\n"
-    address = pages.session._base_url
-    assert address is not None
-    headers = {"Origin": f"http://{address.authority}", "Sec-Fetch-Site": "same-origin"}
-    text = await pages.post(
-        "/login", csrf=await pages.csrf("/login"), headers=headers, token=TOKEN, next="/topics"
-    )
-    assert "orders" in text
-
-
-async def test_beyond_this_machine_without_a_token_one_page_says_so(make_pages):
-    pages = await filled(make_pages, http_address="0.0.0.0:0", admin_token="")
     for path in PATHS:
         text = await pages.get(path, status=403)
-        assert "POSTDATE_ADMIN_TOKEN" in text and "order/1" not in text
+        assert "POSTDATE_ALLOW_PLAINTEXT" in text and "order/1" not in text
     assert await pages.get("/readyz") == "ok\n"
 
 
-async def test_with_access_control_pages_need_a_login_on_this_machine_too(make_pages, tmp_path: Path):
-    rights = {"access_file": str(tmp_path / "a.toml"), "tokens_file": str(tmp_path / "t.toml")}
-    pages = await filled(make_pages, **rights)
+async def test_in_a_trusted_network_pages_are_open_without_rules(make_pages):
+    pages = await filled(make_pages, http_address="0.0.0.0:0", allow_plaintext=True)
+    assert "orders" in await pages.get("/topics")
+    await pages.get("/topics", status=403, X_Forwarded_For="203.0.113.9")
+
+
+async def test_with_rules_nobody_sees_anything_without_a_login(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
     for path in PATHS[:-1]:
-        await pages.get(path, status=303)
+        text = await pages.get(path, status=303)
+        assert "order" not in text
     assert "order/1" in await pages.post(
         "/login", csrf=await pages.csrf("/login"), token=TOKEN, next="/scheduled?topic=orders"
     )
-
-
-async def test_with_access_control_and_no_token_there_are_no_pages(make_pages, tmp_path: Path):
-    rights = {"access_file": str(tmp_path / "a.toml"), "tokens_file": str(tmp_path / "t.toml")}
-    pages = await filled(make_pages, admin_token="", **rights)
-    for path in PATHS:
-        text = await pages.get(path, status=403)
-        assert "has access control" in text and "order/1" not in text
     assert await pages.get("/metrics") == "postdate_up 1\n"
 
 
-async def test_what_came_through_a_proxy_needs_a_login(make_pages):
+async def test_tokens_are_not_taken_in_the_clear_beyond_this_machine(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, http_address="0.0.0.0:0", **access_files(tmp_path))
+    assert "not encrypted" in await pages.get("/login", status=403)
+
+
+async def test_what_came_through_a_proxy_needs_access_rules(make_pages, tmp_path: Path):
     pages = await filled(make_pages, http_hosts="postdate.example")
-    await pages.get("/topics", status=303, Host="postdate.example")
-    await pages.get("/topics", status=303, X_Forwarded_For="203.0.113.9")
+    assert "POSTDATE_ACCESS_FILE" in await pages.get("/topics", status=403, Host="postdate.example")
+    await pages.get("/topics", status=403, X_Forwarded_For="203.0.113.9")
 
 
-async def test_logging_in_and_out(make_pages):
-    pages = await filled(make_pages)
-    assert "not the admin token" in await pages.log_in("wrong")
-    assert "Log out" in await pages.log_in()
+async def test_logging_in_and_out(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
+    assert "not accepted" in await pages.log_in("wrong")
+    text = await pages.log_in()
+    assert "Log out" in text and "token:admin" in text
     cookie = next(each for each in pages.session.cookie_jar if each.key == "postdate_session")
     assert (
         cookie["httponly"]
@@ -281,34 +279,48 @@ async def test_logging_in_and_out(make_pages):
         and not cookie["secure"]
         and int(cookie["max-age"]) <= 8 * 3600
     )
-    assert "Log in" in await pages.post("/logout")
+    text = await pages.post("/logout")
+    assert "Log in" in text and "Log out" not in text
 
 
-async def test_cookies_are_secure_behind_https(make_pages):
-    pages = await filled(make_pages)
+async def test_a_session_ends_with_its_token(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
+    await pages.log_in()
+    await pages.get("/topics")
+    access_files(tmp_path, ada="of-ada")  # admin's is another one now
+    (tmp_path / "tokens.toml").write_text((tmp_path / "tokens.toml").read_text().replace('"admin"', '"eve"'))
+    access = pages.calls._port.access
+    assert access is not None
+    assert [each.refresh() for each in access.watched] == [True, True]
+    await pages.get("/topics", status=303)
+    await pages.post("/topics/orders/subscriptions/billing", csrf="x", action="pause", status=401)
+
+
+async def test_cookies_are_secure_behind_https(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
     csrf = await pages.csrf("/login")
     headers = {"Origin": f"http://{pages.server.address}", "X-Forwarded-Proto": "https"}
     async with pages.session.post(
         "/login", data={"csrf": csrf, "token": TOKEN}, headers=headers, allow_redirects=False
     ) as response:
-        assert "Secure" in response.headers["Set-Cookie"]
+        assert response.cookies["postdate_session"]["secure"]
 
 
-async def test_guessing_the_token_has_to_wait(make_pages):
-    pages = await filled(make_pages)
-    for _ in range(5):
-        assert "not the admin token" in await pages.log_in("wrong")
+async def test_guessing_a_token_has_to_wait(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
+    for wrong in ("wrong", "", "x" * 9_000, "\u00e9", "a.b.c"):
+        assert "not accepted" in await pages.log_in(wrong)
     assert "Too many" in await pages.log_in()
-    assert "Log out" not in await pages.get("/")
+    await pages.get("/", status=303)
 
 
-async def test_logins_and_forms_that_are_refused_write_one_line_a_minute(make_pages, caplog):
+async def test_logins_and_forms_that_are_refused_write_one_line_a_minute(make_pages, caplog, tmp_path: Path):
     def lines() -> list[dict[str, Any]]:
         found = [vars(each)["fields"] for each in caplog.records if each.name == "broker.web.site"]
         caplog.clear()
         return found
 
-    pages = await filled(make_pages)
+    pages = await filled(make_pages, **access_files(tmp_path))
     for _ in range(10):
         await pages.log_in("wrong")
     assert [each["too_many"] for each in lines()] == [False] * 5 + [True]
@@ -331,7 +343,6 @@ async def test_logins_and_forms_that_are_refused_write_one_line_a_minute(make_pa
 )  # fmt: skip
 async def test_forms_that_are_not_ours_change_nothing(make_pages, headers, csrf):
     pages = await filled(make_pages)
-    await pages.log_in()
     text = await pages.post(
         "/topics/orders/subscriptions/billing", csrf=csrf, headers=headers, action="pause", status=403
     )
@@ -339,8 +350,8 @@ async def test_forms_that_are_not_ours_change_nothing(make_pages, headers, csrf)
     assert not pages.broker.registry.topic("orders").subscription("billing").paused
 
 
-async def test_another_sessions_token_does_not_do(make_pages):
-    pages = await filled(make_pages)
+async def test_another_sessions_token_does_not_do(make_pages, tmp_path: Path):
+    pages = await filled(make_pages, **access_files(tmp_path))
     await pages.log_in()
     csrf = await pages.csrf()
     pages.session.cookie_jar.clear()
@@ -348,9 +359,20 @@ async def test_another_sessions_token_does_not_do(make_pages):
     await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
 
 
+async def test_another_browsers_token_does_not_do_where_nobody_logs_in(make_pages):
+    pages = await filled(make_pages)
+    csrf = await pages.csrf()
+    pages.session.cookie_jar.clear()
+    await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
+    await pages.get("/topics")  # another cookie
+    await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
+    assert "Paused: billing." in await pages.post(
+        "/topics/orders/subscriptions/billing", csrf=await pages.csrf(), action="pause"
+    )
+
+
 async def test_a_form_that_is_too_large_is_refused_under_the_same_headers(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     headers = {"Origin": f"http://{pages.server.address}"}
     async with pages.session.post("/logout", data={"csrf": "x" * 100_000}, headers=headers) as response:
         assert response.status == 413
@@ -359,7 +381,6 @@ async def test_a_form_that_is_too_large_is_refused_under_the_same_headers(make_p
 
 async def test_reading_changes_nothing_whatever_the_method(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     assert "takes no such request" in await pages.get("/logout", status=405)
     async with pages.session.head("/topics") as response:
         assert response.status == 200 and not await response.read()
@@ -369,7 +390,6 @@ async def test_reading_changes_nothing_whatever_the_method(make_pages):
 
 async def test_one_message_is_cancelled_moved_or_sent(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     schedule = pages.broker.registry.topic("orders").schedule
     place = "/topics/orders/messages/1:0"
     assert "Moved: 1:0 to 2030-01-01 00:00:00 UTC." in await pages.post(
@@ -385,7 +405,6 @@ async def test_one_message_is_cancelled_moved_or_sent(make_pages):
 
 async def test_all_that_match_are_counted_first_and_changed_after(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     text = await pages.get("/scheduled/change?topic=orders&prefix=order/1&action=cancel")
     assert "This will cancel 11 messages" in text
     topic = pages.broker.registry.topic("orders")
@@ -404,12 +423,9 @@ async def test_a_long_change_has_a_page_and_can_be_stopped(make_pages, monkeypat
     monkeypatch.setattr(changes, "_PAGE", 1)
     pages = await make_pages()
     await pages.produce("orders", *(Outgoing(b"x", deliver_after_ms=HOUR_MS + i) for i in range(2_000)))
-    await pages.log_in()
-    async with pages.session.get("/") as response:
-        csrf = re.search(r'name="csrf" value="([^"]+)"', await response.text())
-    assert csrf is not None
+    csrf = await pages.csrf()
     headers = {"Origin": f"http://{pages.server.address}"}
-    form = {"csrf": csrf[1], "topic": "orders", "action": "cancel", "matched": "2000"}
+    form = {"csrf": csrf, "topic": "orders", "action": "cancel", "matched": "2000"}
     async with pages.session.post("/scheduled/change", data=form, headers=headers) as response:
         place, text = response.url.path, await response.text()
     assert "Under way" in text and "of 2,000" in text and "Stop it" in text
@@ -422,10 +438,8 @@ async def test_a_long_change_has_a_page_and_can_be_stopped(make_pages, monkeypat
     assert "Nothing is known of that change" in await pages.get("/changes/other", status=404)
 
 
-async def test_a_change_of_all_needs_a_topic_and_a_login(make_pages):
+async def test_a_change_of_all_needs_a_topic(make_pages):
     pages = await filled(make_pages)
-    assert "Log in" in await pages.get("/scheduled/change?topic=orders&action=cancel", status=403)
-    await pages.log_in()
     assert "Choose a topic" in await pages.get("/scheduled/change?action=cancel", status=400)
     assert "beyond this topic" not in await pages.get("/scheduled/change?topic=orders&action=now")
 
@@ -557,7 +571,6 @@ async def test_what_pacing_holds_back_is_shown_with_the_subscription(make_pages)
 
 async def test_pause_resume_and_skip(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     place = "/topics/orders/subscriptions/billing"
     subscription = pages.broker.registry.topic("orders").subscription("billing")
     assert "Paused: billing." in await pages.post(place, action="pause")
@@ -579,7 +592,6 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
     await subscription.decisions.give_up(
         {ids[0].ledger_id: BitMap([each.entry_id for each in ids])}, "broken <b>", "boom <i>"
     )
-    await pages.log_in()
     place = "/dead-letters/jobs/work"
     assert "3 messages given up" in await pages.get("/dead-letters")
     text = await pages.get(place)
@@ -685,7 +697,6 @@ async def test_the_page_of_a_message_shows_why_it_came_back_last(make_pages):
     [position] = await pages.produce("jobs", Outgoing(b"job"))
     back = GivenBack(topic.topic_id, 1, ReturnReason.NACKED, 0, entries_of([position]), "boom <i>")
     subscription.apply_given_back(back)
-    await pages.log_in()
     text = await pages.get(f"/topics/jobs/messages/{position.ledger_id}:{position.entry_id}")
     assert '<td class="n">1</td><td>boom &lt;i&gt;</td>' in text
 
@@ -706,14 +717,12 @@ async def test_the_audit_report_is_shown_in_a_sandbox(make_pages, tmp_path: Path
 
 async def test_a_refusal_of_the_broker_is_told_on_the_page_of_the_form(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     text = await pages.post("/topics/orders/subscriptions/nobody", action="pause", back="/topics/orders")
     assert "nobody" in text and 'class="flash failed"' in text and "billing" in text
 
 
 async def test_a_broker_that_drains_changes_nothing(make_pages):
     pages = await filled(make_pages)
-    await pages.log_in()
     csrf = await pages.csrf()
     pages.broker.drain()
     text = await pages.post("/topics/orders/messages/1:0", csrf=csrf, action="cancel", back="/topics")
@@ -722,14 +731,13 @@ async def test_a_broker_that_drains_changes_nothing(make_pages):
 
 async def test_pages_name_no_file_of_the_broker(make_pages, monkeypatch: pytest.MonkeyPatch):
     pages = await filled(make_pages)
-    await pages.log_in()
 
     def damaged(name: str) -> None:
         raise Corrupt("A frame is damaged", path="/secret-place/1.data", offset=7)
 
     monkeypatch.setattr(pages.broker.registry, "topic", damaged)
     assert "secret-place" not in await pages.get("/topics/orders", status=500)
-    text = await pages.post("/topics/orders/subscriptions/billing", csrf=await pages.csrf(), action="pause")
+    text = await pages.post("/topics/orders/subscriptions/billing", action="pause", back="/")
     assert "damaged" in text and "secret-place" not in text
 
 
