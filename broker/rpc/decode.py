@@ -3,7 +3,8 @@
 The request is parsed with `messages` as bytes, which is wire-compatible with `repeated Message`; the messages
 themselves are read in bulk (`wire.py`). The typed parser is asked where only it can tell: for messages with text
 (invalid UTF-8 must not reach a consumer's parser) and for messages that are not in plain form, which it rewrites. It is
-also asked where it costs less: for few messages, which are plain if it writes them as they came.
+also asked where it costs less: for small requests, whose messages are plain if it writes them as they came. Side by
+side, all of these are one message with each field repeated, and so the parser gives columns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import google_crc32c
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig, check_name
 from broker.errors import InvalidRequest
@@ -43,14 +45,14 @@ PRODUCER_NAME_BYTES_MAX = 255
 
 _FEW_MESSAGES = 16
 """Up to so many messages, the typed parser costs less than the NumPy calls that many share."""
-_FEW_PLAIN = 128
-_FEW_PLAIN_BYTES = 128 * KIB
-"""Up to so many in so many bytes, it costs less if they turn out to be plain, and need not be written anew."""
+_TYPED_MESSAGES = 128
+_TYPED_BYTES = 128 * KIB
+"""Up to so many in so many bytes, or in so many bytes where none has a field with a limit, it costs less if they turn
+out to be plain, and need not be written anew."""
 _NOT_ASCII = np.uint64(0x8080808080808080)
 _PLAIN_FIELDS = len(message_pb2.Message.DESCRIPTOR.fields) - 1  # apart from properties
 _OF_PROPERTY = 3  # the property, its name, its value
 _INSIDE_MESSAGE = inside(message_pb2.Message.DESCRIPTOR)
-_DELIVER_AT_MS, _DELIVER_AFTER_MS, _TTL_MS = map(attrgetter, ("deliver_at_ms", "deliver_after_ms", "ttl_ms"))
 _NAMES = frozenset(message_pb2.Message.DESCRIPTOR.fields_by_name)
 _WITHOUT_LIMIT = frozenset(
     ("payload", "deliver_at_ms", "deliver_after_ms", "ttl_ms", "sequence_id", "event_time_ms")
@@ -65,7 +67,6 @@ def _zeros(dtype: Any) -> Any:
     return zeros
 
 
-_ZEROS = _zeros(np.int64)
 _NO_KEY_HASHES = _zeros(np.uint32)
 _NO_SCHEDULE_HASHES = _zeros(np.uint64)
 _TOPIC_HEAD = bytes((tag_of("topic", producer_pb2.ProduceRequest),))
@@ -88,6 +89,28 @@ def _envelope_class() -> Any:
 
 
 ProduceEnvelope = _envelope_class()
+
+
+def _columns_class() -> Any:
+    """Message with each field repeated: messages side by side are one of these."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="columns.proto", package="postdate.broker", syntax="proto3"
+    )
+    message = file.message_type.add()
+    message_pb2.Message.DESCRIPTOR.CopyToProto(message)
+    message.name = "MessageColumns"
+    del message.nested_type[:]
+    for field in message.field:
+        field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+        if field.type_name:
+            field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+            field.ClearField("type_name")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("postdate.broker.MessageColumns"))
+
+
+MessageColumns = _columns_class()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,49 +159,119 @@ def decode_produce(raw: bytes, config: BrokerConfig, envelope: Any = None) -> De
     return DecodedProduce(topic, request_id, batch, envelope.replace)
 
 
+class _Typed:
+    """Messages as the typed parser has them, and fields of all of them as columns."""
+
+    def __init__(
+        self, messages: Sequence[message_pb2.Message], names: Set[str] = _NAMES, joined: bytes = b""
+    ):
+        self.messages = messages
+        self.names = names
+        """Of the fields that any of the messages has, or may have."""
+        self._joined = joined  # if they are plain: their bytes, one after the other
+        self._columns: Any = None
+
+    def numbers(self, name: str, dtype: Any = np.int64) -> Any:
+        """A field of all messages."""
+        count = len(self.messages)
+        if name not in self.names:
+            return np.zeros(count, dtype)
+        if count > _FEW_MESSAGES and self._joined:
+            if self._columns is None:
+                self._columns = MessageColumns.FromString(self._joined)
+            column = getattr(self._columns, name)
+            # A plain message has a field once at most, so as many as there are messages are one of each, in order.
+            if len(column) == count:
+                return np.array(column, dtype)
+        return np.array(list(map(attrgetter(name), self.messages)), dtype)
+
+    def counts(self, name: str, of: Callable[[Any], int]) -> Int64Column:
+        """Something about a field that is counted message by message."""
+        if name not in self.names:
+            return np.zeros(len(self.messages), np.int64)
+        return np.fromiter(map(of, self.messages), np.int64, len(self.messages))
+
+
+def _parse_plain(raw: bytes, messages: list[bytes], longest: int, config: BrokerConfig) -> _Typed | None:
+    """Parse messages that are plain, where that costs less than to read them in bulk; None of others."""
+    if len(raw) > _TYPED_BYTES:
+        return None
+    joined = b"".join(messages)
+    try:
+        # Messages side by side are one message with the fields of all of them, unknown ones too.
+        together = message_pb2.Message.FromString(joined)
+    except DecodeError:
+        return None
+    names = {found.name for found, _ in together.ListFields()}
+    if len(messages) > _TYPED_MESSAGES and not _cannot_exceed(names, longest, config):
+        return None
+    request = _parse_typed(raw)
+    is_plain = request.SerializeToString() == raw and not len(UnknownFieldSet(together))
+    return _Typed(request.messages, names, joined) if is_plain else None
+
+
+def _cannot_exceed(names: Set[str], longest: int, config: BrokerConfig) -> bool:
+    """Return whether no field can be over a limit of its own: nothing in a message is longer than all of it."""
+    return names <= _WITHOUT_LIMIT and longest <= config.payload_bytes_max
+
+
 def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: BrokerConfig) -> Batch:
     messages = list(envelope.messages)
-    request, is_plain = None, False
-    if len(messages) <= _FEW_PLAIN and len(raw) <= _FEW_PLAIN_BYTES:
-        request = _parse_typed(raw)
-        request.DiscardUnknownFields()
-        is_plain = request.SerializeToString() == raw
-        if is_plain and len(messages) <= _FEW_MESSAGES:
-            bare = _read_bare(request.messages, messages, producer_name, config)
-            if bare is not None:
-                return bare
-    many = (
-        None
-        if is_plain or len(messages) <= _FEW_MESSAGES
-        else _read_plain(raw, envelope.topic, messages, config)
-    )
-    if many is not None:
+    decode = _decode_few if len(messages) <= _FEW_MESSAGES else _decode_many
+    return decode(raw, envelope.topic, messages, producer_name, config)
+
+
+def _decode_few(raw: bytes, _: str, messages: list[bytes], producer_name: str, config: BrokerConfig) -> Batch:
+    longest = max(map(len, messages))
+    typed = _parse_plain(raw, messages, longest, config)
+    if typed is not None and _cannot_exceed(typed.names, longest, config):
+        return _read_bare(typed, messages, producer_name)
+    if typed is not None:
+        fields = _read_typed(typed, longest, config)
+    else:
+        messages, fields = _read_anew(raw, messages, config)
+    _check_longest(max(map(len, messages)), config)
+    frames = [_head_of(len(message)) + message for message in messages]
+    lengths = np.array(list(map(len, frames)), dtype=np.uint32)
+    crcs = np.array(list(map(google_crc32c.value, frames)), dtype=np.uint32)
+    return _batch(b"".join(frames), lengths, crcs, fields, producer_name)
+
+
+def _decode_many(
+    raw: bytes, topic: str, messages: list[bytes], producer_name: str, config: BrokerConfig
+) -> Batch:
+    sizes = _lengths(messages)
+    longest = int(sizes.max())
+    if (typed := _parse_plain(raw, messages, longest, config)) is not None:
+        fields = _read_typed(typed, longest, config)
+        begin = len(_before_messages(topic))  # where they are in a plain request
+        frames = raw[begin : begin + int((_head_bytes(sizes, longest) + sizes).sum())]
+    elif (many := _read_plain(raw, topic, messages, sizes, longest, config)) is not None:
         frames, fields = many
         key_bytes_max = config.tuning.schedule_key_bytes_max
-        if request is None and (fields.has_text or not _is_ascii(fields.schedule_keys, key_bytes_max)):
+        if fields.has_text or not _is_ascii(fields.schedule_keys, key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
         _check_limits(fields, config)
     else:
-        if request is None:
-            if len(raw) > CHEAP_BYTES:
-                _check_field_counts(messages, config)
-            request = _parse_typed(raw)
-            request.DiscardUnknownFields()
-        messages, fields = _read_typed(request.messages, messages if is_plain else None, config)
-        frames = _write_frames(messages)
-    longest = max(map(len, messages))
-    if len(messages) <= _FEW_MESSAGES:
-        each = [_head_of(len(message)) + message for message in messages]
-        lengths = np.array(list(map(len, each)), dtype=np.uint32)
-        crcs = np.array(list(map(google_crc32c.value, each)), dtype=np.uint32)
-    else:
+        messages, fields = _read_anew(raw, messages, config)
         sizes = _lengths(messages)
-        lengths = (_head_bytes(sizes, longest) + sizes).astype(np.uint32)
-        crcs = _crcs(messages, sizes, longest)
-    _check_unit(fields.deliver_at_ms)
+        longest = int(sizes.max())
+        frames = _write_frames(messages)
+    _check_longest(longest, config)
+    lengths = (_head_bytes(sizes, longest) + sizes).astype(np.uint32)
+    return _batch(frames, lengths, _crcs(messages, sizes, longest), fields, producer_name)
+
+
+def _check_longest(longest: int, config: BrokerConfig) -> None:
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
     # stored for ever and delivered never: no client could read the frame.
     assert longest <= config.message_bytes_max
+
+
+def _batch(
+    frames: bytes, lengths: UInt32Column, crcs: UInt32Column, fields: Fields, producer_name: str
+) -> Batch:
+    _check_unit(fields.deliver_at_ms)
     return Batch(
         frames=frames,
         lengths=lengths,
@@ -196,35 +289,24 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
     )
 
 
-def _read_bare(
-    typed: Sequence[message_pb2.Message], messages: list[bytes], producer_name: str, config: BrokerConfig
-) -> Batch | None:
-    """The batch of a few plain messages; None if a field has a limit that one of them might be over."""
-    names = _names_in(messages)
-    # Nothing in a message is longer than all of it.
-    if not names <= _WITHOUT_LIMIT or max(map(len, messages)) > config.payload_bytes_max:
-        return None
+def _read_bare(plain: _Typed, messages: list[bytes], producer_name: str) -> Batch:
+    """The batch of a few messages without a field that could be over a limit."""
     count = len(messages)
-    zeros = _ZEROS[:count]
-
-    def column(name: str, of: Callable[[Any], int]) -> Int64Column:
-        return np.array(list(map(of, typed)), np.int64) if name in names else zeros
-
     frames = [_head_of(len(message)) + message for message in messages]
-    deliver_at_ms = column("deliver_at_ms", _DELIVER_AT_MS)
+    deliver_at_ms = plain.numbers("deliver_at_ms")
     _check_unit(deliver_at_ms)
-    has_sequence = bool(producer_name) and "sequence_id" in names
+    has_sequence = bool(producer_name) and "sequence_id" in plain.names
     return Batch(
         frames=b"".join(frames),
         lengths=np.array(list(map(len, frames)), np.uint32),
         crcs=np.array(list(map(google_crc32c.value, frames)), np.uint32),
         deliver_at_ms=deliver_at_ms,
-        deliver_after_ms=column("deliver_after_ms", _DELIVER_AFTER_MS),
-        ttl_ms=column("ttl_ms", _TTL_MS),
+        deliver_after_ms=plain.numbers("deliver_after_ms"),
+        ttl_ms=plain.numbers("ttl_ms"),
         key_hashes=_NO_KEY_HASHES[:count],
         schedule_hashes=_NO_SCHEDULE_HASHES[:count],
         producer_name=producer_name,
-        sequence_ids=np.array([each.sequence_id for each in typed], np.uint64) if has_sequence else None,
+        sequence_ids=plain.numbers("sequence_id", np.uint64) if has_sequence else None,
     )
 
 
@@ -237,16 +319,13 @@ def _check_field_counts(messages: list[bytes], config: BrokerConfig) -> None:
 
 
 def _read_plain(
-    raw: bytes, topic: str, messages: list[bytes], config: BrokerConfig
+    raw: bytes, topic: str, messages: list[bytes], lengths: Int64Column, longest: int, config: BrokerConfig
 ) -> tuple[bytes, Fields] | None:
     """Frames and fields of many messages, read in bulk; None if one of them is not plain, or perhaps too large."""
-    lengths = _lengths(messages)
-    longest = int(lengths.max())
     heads = _head_bytes(lengths, longest)
     # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew. What
     # follows a whole field is a field; behind anything else it may only look like the messages.
-    topic_bytes = topic.encode()
-    prefix = _TOPIC_HEAD + encode_varint(len(topic_bytes)) + topic_bytes
+    prefix = _before_messages(topic)
     frames = find_frames(raw, len(prefix), heads, lengths) if raw.startswith(prefix) else None
     if frames is None:
         frames = _write_frames(messages)
@@ -261,6 +340,11 @@ def _read_plain(
     return None if over.any() else (frames, fields)
 
 
+def _before_messages(topic: str) -> bytes:
+    topic_bytes = topic.encode()
+    return _TOPIC_HEAD + encode_varint(len(topic_bytes)) + topic_bytes
+
+
 def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
     """Return whether nothing but the keys' size can be wrong with them. Too long ones are not looked at."""
     if keys is None:
@@ -271,54 +355,45 @@ def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
     return not any(np.bitwise_or.reduce(words) & _NOT_ASCII for _, words in parts)
 
 
-def _read_typed(
-    typed: Sequence[message_pb2.Message], plain: list[bytes] | None, config: BrokerConfig
-) -> tuple[list[bytes], Fields]:
-    """Messages in plain form, and their fields, one by one. Raises InvalidRequest for a limit.
+def _read_anew(raw: bytes, messages: list[bytes], config: BrokerConfig) -> tuple[list[bytes], Fields]:
+    """Messages that are not plain, as the typed parser writes them, and their fields."""
+    if len(raw) > CHEAP_BYTES:
+        _check_field_counts(messages, config)
+    request = _parse_typed(raw)
+    request.DiscardUnknownFields()
+    fields = _read_typed(_Typed(request.messages), config.request_bytes_max, config)
+    return [message.SerializeToString() for message in request.messages], fields
 
-    `plain`: their bytes, if that is how they came.
-    """
-    names = _NAMES if plain is None else _names_in(plain)
-    zeros = np.zeros(len(typed), dtype=np.int64)
-    zeros.flags.writeable = False  # one for all fields that no message has
 
-    def column(name: str, of: Callable[[Any], int]) -> Int64Column:
-        return np.fromiter(map(of, typed), np.int64, len(typed)) if name in names else zeros
-
+def _read_typed(typed: _Typed, longest: int, config: BrokerConfig) -> Fields:
+    """Fields of messages of which the longest has so many bytes. Raises InvalidRequest for a limit."""
+    messages, names = typed.messages, typed.names
+    none = np.zeros(len(messages), dtype=np.int64)
     fields = Fields(
-        payload_bytes=zeros,
-        deliver_at_ms=column("deliver_at_ms", _DELIVER_AT_MS),
-        deliver_after_ms=column("deliver_after_ms", _DELIVER_AFTER_MS),
-        ttl_ms=column("ttl_ms", _TTL_MS),
-        sequence_ids=zeros,
-        property_counts=zeros,
-        property_bytes=zeros,
-        traceparent_bytes=zeros,
+        payload_bytes=none,
+        deliver_at_ms=typed.numbers("deliver_at_ms"),
+        deliver_after_ms=typed.numbers("deliver_after_ms"),
+        ttl_ms=typed.numbers("ttl_ms"),
+        sequence_ids=typed.numbers("sequence_id", np.uint64).view(np.int64),
+        property_counts=none,
+        property_bytes=none,
+        traceparent_bytes=none,
     )
-    if "sequence_id" in names:
-        fields.sequence_ids = np.array([message.sequence_id for message in typed], np.uint64).view(np.int64)
-    # Nothing in a message is longer than all of it.
-    longest = max(map(len, plain)) if plain else config.request_bytes_max
-    if not names <= _WITHOUT_LIMIT or longest > config.payload_bytes_max:
-        fields.payload_bytes = column("payload", lambda message: len(message.payload))
-        fields.property_counts = column("properties", lambda message: len(message.properties))
+    if not _cannot_exceed(names, longest, config):
+        fields.payload_bytes = typed.counts("payload", lambda message: len(message.payload))
+        fields.property_counts = typed.counts("properties", lambda message: len(message.properties))
         if longest > config.tuning.properties_bytes_max:
-            fields.property_bytes = column("properties", _properties_bytes)
-        fields.traceparent_bytes = column("traceparent", lambda message: len(message.traceparent.encode()))
+            fields.property_bytes = typed.counts("properties", _properties_bytes)
+        fields.traceparent_bytes = typed.counts(
+            "traceparent", lambda message: len(message.traceparent.encode())
+        )
         if "key" in names:
-            fields.keys = {i: message.key.encode() for i, message in enumerate(typed) if message.key}
+            fields.keys = {i: message.key.encode() for i, message in enumerate(messages) if message.key}
         if "schedule_key" in names:
-            keys = [message.schedule_key.encode() for message in typed]
+            keys = [message.schedule_key.encode() for message in messages]
             fields.schedule_keys = KeySpans.of(keys) if any(keys) else None
         _check_limits(fields, config)  # before anything is written anew: what is refused shall cost little
-    return plain or [message.SerializeToString() for message in typed], fields
-
-
-def _names_in(messages: Sequence[bytes]) -> Set[str]:
-    """The fields that any of the messages has; they are plain, so none of them is there with its default."""
-    # Messages side by side are one message with the fields of all of them.
-    merged = message_pb2.Message.FromString(b"".join(messages))
-    return {found.name for found, _ in merged.ListFields()}
+    return fields
 
 
 def _properties_bytes(message: message_pb2.Message) -> int:
@@ -395,11 +470,12 @@ def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> Inval
 
 def _crcs(messages: Sequence[bytes], lengths: Int64Column, longest: int) -> UInt32Column:
     """The crc32c of each frame: of its tag and length, then of the message."""
-    if longest < len(_HEAD_CRCS):
-        heads = _HEAD_CRCS[lengths].tolist()
+    crcs = np.fromiter(map(google_crc32c.value, messages), dtype=np.uint32, count=len(messages))
+    if longest < len(_HEADS_IN_CRC):
+        crcs ^= _HEADS_IN_CRC[lengths]
     else:
-        heads = [_head_crc(length) for length in lengths.tolist()]
-    return np.fromiter(map(google_crc32c.extend, heads, messages), dtype=np.uint32, count=len(messages))
+        crcs ^= np.array([_head_in_crc(length) for length in lengths.tolist()], dtype=np.uint32)
+    return crcs
 
 
 def _head_of(length: int) -> bytes:
@@ -407,12 +483,15 @@ def _head_of(length: int) -> bytes:
     return FRAME_HEAD + encode_varint(length)
 
 
-def _head_crc(length: int) -> int:
-    return int(google_crc32c.value(_head_of(length)))
+def _head_in_crc(length: int) -> int:
+    """Return what tag and length change in the crc32c of a message: whatever is in it, the same bits."""
+    zeros = bytes(length)
+    head_crc = google_crc32c.value(_head_of(length))
+    return int(google_crc32c.extend(head_crc, zeros) ^ google_crc32c.value(zeros))
 
 
-_HEAD_CRCS = np.array([_head_crc(length) for length in range(1 << 12)], dtype=np.int64)
-"""Of tag and length, by length: most messages are short, and most requests hold many."""
+_HEADS_IN_CRC = np.array([_head_in_crc(length) for length in range(1 << 12)], dtype=np.uint32)
+"""By length: most messages are short, and most requests hold many."""
 
 
 def _key_hashes(fields: Fields) -> UInt32Column:

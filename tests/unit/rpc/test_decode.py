@@ -34,11 +34,11 @@ MANY = 17
 """So many messages are read in bulk if they are not plain; fewer, one by one."""
 
 
-@pytest.fixture(autouse=True, scope="module", params=[0, 128], ids=["bulk", "typed"])
-def _few_plain(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module", params=[0, 128 << 10], ids=["bulk", "typed"])
+def _typed_bytes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both ways to read many plain messages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_FEW_PLAIN", request.param)
+        patch.setattr(decode, "_TYPED_BYTES", request.param)
         yield
 
 
@@ -501,3 +501,32 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_written_anew(monkey
     with pytest.raises(InvalidRequest) as refused:
         decode_produce(request_of(message.SerializeToString()), CONFIG)
     assert refused.value.reason == "PAYLOAD_TOO_LARGE"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (b"\x28\x05\x28\x06", b""),
+        (b"\x2a\x02\x05\x06", b""),
+        (b"\x2a\x01\x05", b"\x28\x07"),
+        (b"\x28\x05", b""),
+    ],
+    ids=["twice and never", "packed and never", "packed", "once and never"],
+)
+def test_the_time_of_a_message_is_its_own(first: bytes, second: bytes):
+    """Fields of many messages are read as those of one: each must have its own, and exactly one, for that."""
+    decoded = check(request_of(*[text(0x0A, b"payload") + each for each in (first, second)] * MANY), PLENTY)
+    assert decoded is not None
+
+
+def test_a_request_with_unknown_fields_has_the_frames_of_its_messages():
+    message = text(0x0A, b"payload")
+    assert check(request_of(*[message] * MANY) + b"\xa0\x06\x01", PLENTY) is not None
+    assert check(b"\xa0\x06\x01" + request_of(*[message] * MANY), PLENTY) is not None
+
+
+@pytest.mark.parametrize("size", [4_095, 4_096, 4_097, 1 << 14])
+def test_checksums_of_long_messages_are_those_of_their_frames(size: int):
+    message = message_pb2.Message()
+    message.payload = bytes(size - len(text(0x0A, bytes(size))) + size)
+    assert check(request_of(*[message.SerializeToString(), text(0x0A, b"short")] * MANY), PLENTY) is not None
