@@ -30,6 +30,8 @@ class Pace:
     leased: int = 0
     left: float | None = None  # None: nothing was handed out under it in this life
     at_us: int = 0
+    has_bucket: bool = False
+    """Something was handed out in this life, by it or one before: the broker has a bucket."""
 
     @property
     def is_free(self) -> bool:
@@ -43,12 +45,18 @@ class Pace:
             return True
         self.left = self._level(now_us) - count
         self.at_us = now_us
+        self.has_bucket = True
         return self.left > -1e-6
 
     def may_begin(self, before: Pace, now_us: int) -> None:
-        """It may come into force now: with what the one before has left, or what it has itself, if it came earlier."""
+        """It may come into force now: with what the one before has left, or what it has itself, if it came earlier.
+
+        Where nothing was handed out yet, it may have a bucket of its own: nobody may have looked before.
+        """
         if self.rate:
-            left = min(self._capacity, before._level(now_us)) if before.rate else self._capacity
+            self.has_bucket |= before.has_bucket
+            goes_on = before.rate and before.has_bucket
+            left = min(self._capacity, before._level(now_us)) if goes_on else self._capacity
             self.left = left if self.left is None else max(left, self._level(now_us))
             self.at_us = now_us
 
@@ -130,6 +138,7 @@ def end_paces(subscription: SubscriptionModel) -> None:
     subscription.changes_pace = False
     for pace in subscription.paces:
         pace.left = None
+        pace.has_bucket = False
 
 
 def _held(world: World, subscription: SubscriptionModel, *, certainly: bool) -> int:
