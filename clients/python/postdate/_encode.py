@@ -148,6 +148,9 @@ def encode_payloads(
         for length in set(map(len, payloads)):
             head = _PAYLOAD_HEADS[length]
             heads[length] = _FRAME_HEADS[len(head) + length + len(rest)] + head
+        if len(heads) == 1:  # one separator, which costs a fifth
+            [head] = heads.values()
+            return b"".join((head, (rest + head).join(payloads), rest))
         parts = [rest] * (3 * len(payloads))
         parts[0::3] = map(heads.__getitem__, map(len, payloads))
         parts[1::3] = payloads

@@ -18,6 +18,9 @@ from postdate_api.v1 import message_pb2, producer_pb2
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DURATION_MS_MAX = 2**53 - 1
 PAYLOADS = st.binary(max_size=300) | st.integers(0, 20_000).map(bytes)
+OF_ONE_LENGTH = st.integers(0, 300).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=2, max_size=8)
+)
 TEXTS = st.text(max_size=200) | st.sampled_from(["", "k" * 127, "k" * 128, "ä" * 8_192])
 MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.sampled_from([EPOCH, EPOCH - timedelta(milliseconds=1)])
 # At each width of a varint, and at the bounds of the field.
@@ -118,7 +121,7 @@ async def test_a_list_of_messages_is_written_as_protobuf_does(
 
 
 @given(
-    payloads=st.lists(PAYLOADS, min_size=1, max_size=8),
+    payloads=st.lists(PAYLOADS, min_size=1, max_size=8) | OF_ONE_LENGTH,
     moment=st.none() | MOMENTS,
     span=st.none() | DURATIONS,
     traceparent=TRACEPARENTS,
