@@ -11,11 +11,10 @@ from __future__ import annotations
 import sys
 
 from broker.policy import EffectiveSubscriptionPolicy
+from broker.runtime.token_bucket import TokenBucket
 
 UNLIMITED = sys.maxsize
 
-_MESSAGE = 10**18
-"""A message in units of the bucket: a rate in messages per second, times 10^9, is units per nanosecond."""
 _LOOKS_PER_SECOND = 100
 """Of a dispatcher that is held back: what gathers meanwhile goes together, so that a high rate costs few looks."""
 
@@ -34,18 +33,16 @@ class Pacing:
         """Monotonic time from which the rate lets the next ones go; None if it does not hold them back."""
         self.held_through_ms = 0
         """Through when messages are held back, or were last: what was due by then and goes later was held back."""
-        self._rate = 0  # units per nanosecond
-        self._burst = 0
-        self._level = 0  # units
-        self._settled_ns = 0
+        self._bucket = TokenBucket()
 
     def look(self, policy: EffectiveSubscriptionPolicy, leased_count: int, now_ns: int, now_ms: int) -> None:
         """Find out what may be handed out now. `leased_count` matters where the policy bounds it."""
         self.next_ns = None
         self.room = UNLIMITED
-        if policy.max_delivery_rate or self._rate:
-            self._adopt(policy, now_ns)
-        if self._rate:
+        bucket = self._bucket
+        if policy.max_delivery_rate or bucket.has_rate:
+            bucket.adopt(policy.max_delivery_rate, _burst(policy), now_ns)
+        if bucket.has_rate:
             self.room = self._gathered(now_ns)
         if policy.max_leased_messages and leased_count >= policy.max_leased_messages:
             self.room, self.next_ns = 0, None
@@ -65,9 +62,8 @@ class Pacing:
     def handed_out(self, count: int, now_ns: int) -> None:
         """Some messages were handed out, no more than there was room for."""
         self.room -= count
-        if self._rate:
-            self._settle(now_ns)
-            self._level -= count * _MESSAGE
+        if self._bucket.has_rate:
+            self._bucket.take(count, now_ns)
 
     def holds(self, now_ms: int) -> bool:
         """Return whether messages are held back, if there are any."""
@@ -78,43 +74,17 @@ class Pacing:
         """Return whether the end of a lease would let messages go."""
         return self.held_through_ms == UNLIMITED
 
-    def _adopt(self, policy: EffectiveSubscriptionPolicy, now_ns: int) -> None:
-        """Count by the rate and the burst of a policy from now on; a bucket that is new is full."""
-        rate, burst = _rate_and_burst(policy)
-        if (rate, burst) == (self._rate, self._burst):
-            return
-        if self._rate:
-            self._settle(now_ns)
-            self._level = min(self._level, _capacity(burst))
-        else:
-            self._level, self._settled_ns = burst * _MESSAGE, now_ns
-        self._rate, self._burst = rate, burst
-
     def _gathered(self, now_ns: int) -> int:
         """Messages for which there are tokens; 0, and `next_ns`, while there are fewer than are worth a look."""
-        self._settle(now_ns)
-        wanted = max(_MESSAGE, self._rate * (1_000_000_000 // _LOOKS_PER_SECOND) // _MESSAGE * _MESSAGE)
-        if self._level >= wanted:
-            return self._level // _MESSAGE
-        self.next_ns = now_ns - (self._level - wanted) // self._rate  # rounded up
-        return 0
-
-    def _settle(self, now_ns: int) -> None:
-        elapsed_ns = max(0, now_ns - self._settled_ns)
-        self._level = min(self._level + elapsed_ns * self._rate, _capacity(self._burst))
-        self._settled_ns += elapsed_ns
+        wanted = max(1, self._bucket.gathered_in(1_000_000_000 // _LOOKS_PER_SECOND))
+        if wait_ns := self._bucket.wait_ns(wanted, now_ns):
+            self.next_ns = now_ns + wait_ns
+            return 0
+        return self._bucket.count(now_ns)
 
 
-def _rate_and_burst(policy: EffectiveSubscriptionPolicy) -> tuple[int, int]:
-    """The rate in units per nanosecond, and the messages that may go at once."""
+def _burst(policy: EffectiveSubscriptionPolicy) -> int:
+    """The messages that may go at once."""
     rate = policy.max_delivery_rate
-    if not rate:
-        return 0, 0
     # Less than what gathers between two looks, twice, could not be kept up.
-    burst = max(1, int(rate * 2 / _LOOKS_PER_SECOND), policy.max_delivery_burst or int(rate / 10))
-    return max(1, round(rate * 1e9)), burst
-
-
-def _capacity(burst: int) -> int:
-    """Units that a bucket holds: with a fraction of a message more than the burst, which a late look would lose."""
-    return burst * _MESSAGE + _MESSAGE - 1
+    return max(1, int(rate * 2 / _LOOKS_PER_SECOND), policy.max_delivery_burst or int(rate / 10))

@@ -18,6 +18,7 @@ from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
 from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
+from broker.runtime.token_bucket import TokenBucket
 from broker.storage.log import LogAmendments
 
 _MEASURE_INTERVAL_NS = 100_000_000
@@ -105,8 +106,7 @@ class Quota:
         )  # and what was in flight when the backlog was measured last
         self._messages = 0  # in there
         self._bytes = 0
-        self._tokens = 0.0
-        self._filled_ns: int | None = None  # None: the bucket is full
+        self._bucket = TokenBucket()
 
     def check(self, policy: EffectiveTopicPolicy, messages: int, bytes_: int, lsn: int) -> None:
         """Raise LimitReached if a batch cannot be taken now. `lsn` is what is applied."""
@@ -137,7 +137,7 @@ class Quota:
             self._messages += messages
             self._bytes += bytes_
         if policy.max_produce_rate:
-            self._tokens -= messages
+            self._bucket.take(messages, self._clock.monotonic_ns())
 
     def _backlog_at(self, lsn: int, *, exactly: bool) -> Backlog:
         now_ns = self._clock.monotonic_ns()
@@ -161,17 +161,12 @@ class Quota:
         # A bucket that holds one second's worth. A batch that is larger is taken when the bucket is full, and owes the
         # rest: otherwise it could never be sent, and the rate holds all the same.
         now_ns = self._clock.monotonic_ns()
-        if self._filled_ns is None:
-            self._tokens = float(rate)
-        else:
-            self._tokens = min(float(rate), self._tokens + (now_ns - self._filled_ns) * rate / 1e9)
-        self._filled_ns = now_ns
-        missing = min(messages, rate) - self._tokens
-        if missing > 1e-6:
+        self._bucket.adopt(rate, rate, now_ns)
+        if wait_ns := self._bucket.wait_ns(min(messages, rate), now_ns):
             raise LimitReached(
                 f"The topic accepts at most {rate} messages per second",
                 reason="PRODUCE_RATE_EXCEEDED",
-                retry_after_ms=max(1, -int(-missing * 1000 // rate)),
+                retry_after_ms=-(-wait_ns // 1_000_000),
                 max_produce_rate=rate,
             )
 
