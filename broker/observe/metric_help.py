@@ -146,6 +146,7 @@ HELP: dict[str, str] = {
     "auth_failures": (
         "Calls and streams refused, by reason: credentials missing, invalid or expired, or a right denied."
     ),
+    "limit_refusals": "Requests refused by a limit of the access file, by limit.",
     "security_reloads": (
         "Reloads of certificates, keys, tokens or rights, by what and result. After a failed one the old ones"
         " stay in force."

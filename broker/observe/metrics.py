@@ -129,6 +129,8 @@ class BrokerCounters:
     compactions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMPACTION_RESULTS, 0))
     auth_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUTH_FAILURES, 0))
     security_reloads: dict[tuple[str, str], int] = field(default_factory=dict)
+    limit_refusals: dict[str, int] = field(default_factory=dict)
+    """By the names of the limits in force."""
     tls_expires_at_seconds: int = 0
 
     def note_security_reload(self, what: str, outcome: str) -> None:
@@ -443,6 +445,7 @@ class BrokerCollector(Collector):
         )
         yield _labelled("compactions", ("result",), _single(counters.compactions.items()))
         yield _labelled("auth_failures", ("reason",), _single(counters.auth_failures.items()))
+        yield _labelled("limit_refusals", ("limit",), _single(sorted(counters.limit_refusals.items())))
         yield _labelled("security_reloads", ("what", "result"), sorted(counters.security_reloads.items()))
         for name, value in (
             ("ready", int(snapshot.ready)),

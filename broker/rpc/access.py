@@ -17,6 +17,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -31,9 +32,11 @@ from broker.rpc.access_identity import (
     Shown,
     parse_tokens,
 )
+from broker.rpc.access_limits import AccessLimits, parse_limits
 from broker.rpc.access_rules import RULES, Ask, Rule
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import CallHost, refuse
+from broker.rpc.limiter import Limiter
 from broker.rpc.status import Context
 from broker.rpc.watched_file import Watched, read_text
 from broker.settings import ConfigError
@@ -56,6 +59,14 @@ _REASONS = {
 Behavior = Callable[[Any, Context], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class AccessFile:
+    """One reading of it."""
+
+    grants: Grants
+    limits: AccessLimits
+
+
 class AccessControl:
     """The files in force, and the streams that were let in by them."""
 
@@ -65,9 +76,10 @@ class AccessControl:
         self.host = host
         self.broker = broker
         self._uses_certificates = bool(config.tls_client_ca_file)
-        self._grants: Watched[Grants] = Watched(
-            "access", [config.access_file], lambda: _read_grants(config), counters
+        self._file: Watched[AccessFile] = Watched(
+            "access", [config.access_file], lambda: _read_access(config), counters
         )
+        self.limiter = Limiter(self._file.value.limits, host.clock, counters)
         self._authenticator: Watched[Authenticator] = Watched(
             "credentials",
             [config.tokens_file, config.jwt_keys_file],
@@ -81,14 +93,14 @@ class AccessControl:
     @property
     def watched(self) -> Sequence[Watched[Any]]:
         """Return what must be refreshed now and then."""
-        return self._grants, self._authenticator
+        return self._file, self._authenticator
 
     @property
     def grants(self) -> Grants:
-        return self._grants.value
+        return self._file.value.grants
 
     def allow(self, principal: str, ask: Ask) -> bool:
-        return self._grants.value.allow(principal, ask)
+        return self._file.value.grants.allow(principal, ask)
 
     def identify(self, authorization: str, peer: str) -> str:
         """Return whose token it is that somebody shows, as the value of `authorization`. Raises Unauthenticated."""
@@ -124,7 +136,8 @@ class AccessControl:
         self._live.discard(caller)
 
     async def recheck(self) -> None:
-        """End the streams of those who would not be let in any more."""
+        """Count by the limits of the file, and end the streams of those who would not be let in any more."""
+        self.limiter.adopt(self._file.value.limits)
         for number, caller in enumerate(tuple(self._live), 1):
             try:
                 self._recheck(caller)
@@ -266,9 +279,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await asyncio.wait({work})
 
 
-def _read_grants(config: BrokerConfig) -> Grants:
-    grants: Grants = _parsed("access_file", config.access_file, parse_grants)
-    return grants
+def _read_access(config: BrokerConfig) -> AccessFile:
+    file: AccessFile = _parsed(
+        "access_file", config.access_file, lambda text: AccessFile(parse_grants(text), parse_limits(text))
+    )
+    return file
 
 
 def _read_authenticator(config: BrokerConfig) -> Authenticator:

@@ -7,6 +7,7 @@
     subscriptions = ["billing"]      # optional: only these subscriptions of the topics
 
 In patterns `*` stands for any characters, and nothing else is special. What no grant allows is denied.
+The limits of the same file are in `access_limits`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class Grant:
         if ask.topic is TopicScope.ALL:
             return self.is_for_all_topics and self.subscriptions is None
         assert isinstance(ask.topic, str)
-        if not self.is_for_all_topics and not _matches(self.topics, ask.topic):
+        if not self.is_for_all_topics and not matches(self.topics, ask.topic):
             return False
         if self.subscriptions is None or ask.subscription is SubscriptionScope.ANY:
             return True
         # What is about the topic itself would reach every other subscription of it too.
-        return ask.subscription is not None and _matches(self.subscriptions, ask.subscription)
+        return ask.subscription is not None and matches(self.subscriptions, ask.subscription)
 
 
 class Grants:
@@ -70,38 +71,34 @@ class Grants:
 
 def parse_grants(text: str) -> Grants:
     """Raises ConfigError that says which grant is wrong, and how."""
-    return Grants(
-        tuple(
-            _grant(f"grant {number}", fields) for number, fields in enumerate(read_tables(text, "grant"), 1)
-        )
-    )
+    tables = read_tables(text, "grant", "limit")["grant"]
+    return Grants(tuple(_grant(f"grant {number}", fields) for number, fields in enumerate(tables, 1)))
 
 
-def read_tables(text: str, name: str) -> list[dict[str, Any]]:
-    """The `[[name]]` tables of a TOML file that has nothing else; ConfigError."""
+def read_tables(text: str, *names: str) -> dict[str, list[dict[str, Any]]]:
+    """The `[[name]]` tables of a TOML file that has nothing else, by name; ConfigError."""
     try:
         tables = tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"it is not TOML: {error}") from error
-    if unknown := sorted(tables.keys() - {name}):
-        raise ConfigError(f"unknown table or key {unknown[0]!r}; expected only [[{name}]]")
-    entries = tables.get(name, [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{name} must be written [[{name}]]")
-    return entries
+    if unknown := sorted(tables.keys() - set(names)):
+        expected = " and ".join(f"[[{name}]]" for name in names)
+        raise ConfigError(f"unknown table or key {unknown[0]!r}; expected only {expected}")
+    found = {name: tables.get(name, []) for name in names}
+    for name, entries in found.items():
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ConfigError(f"{name} must be written [[{name}]]")
+    return found
 
 
 def _grant(where: str, fields: dict[str, Any]) -> Grant:
     if unknown := sorted(fields.keys() - _FIELDS):
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
-    principals, topics, rights = (_texts(where, fields, name) for name in ("principals", "topics", "rights"))
-    subscriptions = _texts(where, fields, "subscriptions") if "subscriptions" in fields else None
-    for principal in principals:
-        if not principal.startswith(_KINDS) and principal != "*":
-            raise ConfigError(
-                f"{where}: invalid principal {principal!r}: it must begin with {', '.join(_KINDS)}, or be * for all "
-                "authenticated principals"
-            )
+    principals, topics, rights = (
+        texts_of(where, fields, name) for name in ("principals", "topics", "rights")
+    )
+    subscriptions = texts_of(where, fields, "subscriptions") if "subscriptions" in fields else None
+    check_principals(where, principals)
     for right in rights:
         if right not in _RIGHTS:
             raise ConfigError(f"{where}: unknown right {right!r}; the rights are {', '.join(_RIGHTS)}")
@@ -110,25 +107,38 @@ def _grant(where: str, fields: dict[str, Any]) -> Grant:
                 f"{where}: right {right!r} cannot be limited to subscriptions; put it in a grant without subscriptions"
             )
     return Grant(
-        _pattern(principals),
-        _pattern(topics),
+        pattern_of(principals),
+        pattern_of(topics),
         "*" in topics,
         frozenset(_RIGHTS[right] for right in rights),
-        _pattern(subscriptions) if subscriptions is not None else None,
+        pattern_of(subscriptions) if subscriptions is not None else None,
     )
 
 
-def _texts(where: str, fields: dict[str, Any], name: str) -> list[str]:
+def check_principals(where: str, principals: list[str]) -> None:
+    """Raise ConfigError where a pattern can match no principal."""
+    for principal in principals:
+        if not principal.startswith(_KINDS) and principal != "*":
+            raise ConfigError(
+                f"{where}: invalid principal {principal!r}: it must begin with {', '.join(_KINDS)}, or be * for all "
+                "authenticated principals"
+            )
+
+
+def texts_of(where: str, fields: dict[str, Any], name: str) -> list[str]:
+    """The texts of a key that has some; ConfigError."""
     texts = fields.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f'{where}: {name} must be a list of strings such as {name} = ["*"]')
     return texts
 
 
-def _matches(pattern: re.Pattern[str], name: str) -> bool:
+def matches(pattern: re.Pattern[str], name: str) -> bool:
+    """Return whether a name fits a pattern."""
     # Names are asked about before they are checked, and a pattern with many * takes long on a huge one.
     return len(name) <= _NAME_CHARACTERS_MAX and pattern.fullmatch(name) is not None
 
 
-def _pattern(globs: list[str]) -> re.Pattern[str]:
+def pattern_of(globs: list[str]) -> re.Pattern[str]:
+    """Pattern that matches one of these, of which `*` is any characters."""
     return re.compile("|".join(".*".join(map(re.escape, glob.split("*"))) for glob in globs), re.DOTALL)

@@ -130,7 +130,8 @@ def _invalid(message: str) -> Unauthenticated:
 def parse_tokens(text: str) -> tuple[TokenHash, ...]:
     """The `[[token]]` tables of the tokens file; ConfigError."""
     return tuple(
-        _token(f"token {number}", table) for number, table in enumerate(read_tables(text, "token"), 1)
+        _token(f"token {number}", table)
+        for number, table in enumerate(read_tables(text, "token")["token"], 1)
     )
 
 

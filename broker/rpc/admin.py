@@ -15,7 +15,7 @@ from broker.observe.cluster_view import ViewCluster
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.backups import BackupCalls
-from broker.rpc.caller import may_see
+from broker.rpc.caller import creating, may_see
 from broker.rpc.calls import Handler, unary
 from broker.rpc.cluster import describe_alone, describe_cluster
 from broker.rpc.control import ControlCalls
@@ -97,7 +97,8 @@ class AdminService:
         policy = topic_policy_of(request.policy)
 
         async def create() -> Message:
-            topic = await self._broker.registry.create_topic(request.name, policy)
+            with creating(self._broker, request.name):
+                topic = await self._broker.registry.create_topic(request.name, policy)
             answer_without_ownership()
             return admin_pb2.CreateTopicResponse(topic=describe_topic(topic))
 
@@ -155,7 +156,8 @@ class AdminService:
         policy = subscription_policy_of(request.policy, self._broker.config)
 
         async def create() -> Message:
-            topic = await self._broker.registry.topic_or_create(request.topic)
+            with creating(self._broker, request.topic):
+                topic = await self._broker.registry.topic_or_create(request.topic)
             subscription = await topic.subscriptions.create(
                 request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from broker.errors import PermissionDenied, PostdateError
 from broker.folder.broker import Broker
 from broker.rpc.access_identity import Shown
 from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, SubscriptionScope, TopicScope
+from broker.rpc.limiter import Limiter, TakenBatch
 
 
 class Authorizer(Protocol):
@@ -23,6 +25,10 @@ class Authorizer(Protocol):
     @property
     def grants(self) -> object:
         """Those in force now; another object once they have changed."""
+
+    @property
+    def limiter(self) -> Limiter:
+        """Limits in force, and what callers have used of them."""
 
     def allow(self, principal: str, ask: Ask) -> bool:
         """Return whether a grant that is in force now is enough."""
@@ -55,6 +61,10 @@ class Caller:
         self._allowed_topic = ""
 
     @property
+    def limiter(self) -> Limiter:
+        return self._judge.limiter
+
+    @property
     def must_end(self) -> bool:
         return self.ended is not None and self.ended.done()
 
@@ -82,6 +92,19 @@ class Caller:
 
     def may(self, ask: Ask) -> bool:
         return self._judge.allow(self.principal, ask)
+
+    def take(self, topic: str, messages: int, bytes_: int) -> TakenBatch | None:
+        """Count a batch against the limits that hold for it; see `Limiter.take`."""
+        return self.limiter.take(self.principal, topic, messages, bytes_)
+
+    def check_room(self, topic: str, bytes_: int) -> None:
+        """Raise what `take` would refuse one message with."""
+        if (taken := self.take(topic, 1, bytes_)) is not None:
+            taken.refused()
+
+    def count(self, topic: str, messages: int, bytes_: int) -> None:
+        """Count what a call has stored; see `Limiter.count`."""
+        self.limiter.count(self.principal, topic, messages, bytes_)
 
     def require(self, ask: Ask) -> None:
         """Ask for one thing: PermissionDenied."""
@@ -136,6 +159,17 @@ def check_request(request: Any) -> None:
     """Check that the caller may ask for this: PermissionDenied otherwise."""
     if (caller := CALLER.get()) is not None:
         caller.check(request)
+
+
+@contextmanager
+def creating(broker: Broker, topic: str) -> Iterator[None]:
+    """Creates a topic if it is not there: LimitReached where the caller may not."""
+    caller, topics = CALLER.get(), broker.registry.by_name
+    if caller is None or topic in topics:
+        yield
+        return
+    with caller.limiter.creating(caller.principal, topic, lambda: topic in topics):
+        yield
 
 
 def may_see(

@@ -21,7 +21,7 @@ from broker.rpc.answer_ownership import answer_without_ownership
 from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.batch_room import StreamRoom, batch_rooms
 from broker.rpc.call_room import answer_within
-from broker.rpc.caller import check_request
+from broker.rpc.caller import check_request, creating
 from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of, ids_at_most, ids_in
@@ -188,7 +188,8 @@ class ConsumerService:
         config = self._broker.config
         if config.auto_create_subscriptions:
             is_new = topic_name not in self._broker.registry.by_name
-            topic = await self._broker.registry.topic_or_create(topic_name)
+            with creating(self._broker, topic_name):
+                topic = await self._broker.registry.topic_or_create(topic_name)
             if is_new:
                 note_created(self._broker, topic_name)
         else:

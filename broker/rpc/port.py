@@ -141,6 +141,8 @@ class GrpcPort:
         """Return what must run for as long as the port is open, each with its name. Bind it before."""
         if self._access is not None or self._tls is not None:
             yield "security files", self._watch_security()
+        if self._access is not None and self._access.broker is not None:
+            yield "limits", self._access.limiter.run(self._access.broker.registry)
         port = self.shard_port if self._config.grpc_socket else split_address(self.address)[1]
         if not port:
             return

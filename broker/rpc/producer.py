@@ -12,9 +12,9 @@ from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
 from broker.rpc.answer_ownership import refusal_as_owner
 from broker.rpc.audit_trail import CONTEXT, note_created
-from broker.rpc.caller import CALLER, Caller
+from broker.rpc.caller import CALLER, Caller, creating
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
-from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
+from broker.rpc.decode import DecodedProduce, ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
 from broker.runtime.ownership import ownership_lost
@@ -101,14 +101,10 @@ class ProducerService:
             if caller is not None:  # before the messages are looked at
                 caller.check_batch(envelope)
             request = decode_produce(raw, self._broker.config, envelope)
-            is_new = request.topic not in self._broker.registry.by_name
-            try:
-                pending.accepted = await self._broker.submit_batch(
-                    request.topic, request.batch, replace=request.replace
-                )
-            finally:
-                if is_new and request.topic in self._broker.registry.by_name:
-                    note_created(self._broker, request.topic)
+            if caller is None:
+                pending.accepted = await self._submit(request)
+            else:
+                pending.accepted = await self._submit_limited(request, caller)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -116,6 +112,32 @@ class ProducerService:
                 forget_frames(error)
             pending.refusal = error
         return pending
+
+    async def _submit(self, request: DecodedProduce) -> Accepted:
+        is_new = request.topic not in self._broker.registry.by_name
+        try:
+            return await self._broker.submit_batch(request.topic, request.batch, replace=request.replace)
+        finally:
+            if is_new and request.topic in self._broker.registry.by_name:
+                note_created(self._broker, request.topic)
+
+    async def _submit_limited(self, request: DecodedProduce, caller: Caller) -> Accepted:
+        batch = request.batch
+        taken = caller.take(request.topic, batch.count, len(batch.frames))
+        try:
+            with creating(self._broker, request.topic):
+                accepted = await self._submit(request)
+        except PostdateError:
+            if taken is not None:
+                taken.refused()
+            raise
+        except BaseException:  # it may have been stored
+            if taken is not None:
+                taken.ended()
+            raise
+        if taken is not None:
+            taken.accepted(accepted)
+        return accepted
 
     def _refusal_as_owner(self, answer: _Pending) -> Exception | None:
         """Return what the answer refuses, looked at last: no `await` from here to the frame (CLUSTER-10).

@@ -15,6 +15,7 @@ from broker.errors import InvalidRequest
 from broker.folder.broker import Broker
 from broker.model import DELIVER_AT_MS_MAX
 from broker.rpc.audit_trail import note_created
+from broker.rpc.caller import CALLER, creating
 from broker.rpc.decode import decode_produce
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.request_ids import RequestIds
@@ -68,7 +69,8 @@ class RecurringCalls:
         # The same again changes nothing, also once it is over, and whether it is paused or not.
         if before is None or replace(before.definition, paused=definition.paused) != definition:
             self._check_comes(definition)
-        topic = await registry.topic_or_create(request.topic)
+        with creating(self._broker, request.topic):
+            topic = await registry.topic_or_create(request.topic)
         if is_new_topic:
             note_created(self._broker, request.topic)
         created = await self._schedules.put(topic, request.schedule.name, definition, keeps_pause=True)
@@ -113,7 +115,9 @@ class RecurringCalls:
         check_name("topic", request.topic, "topic")
 
         async def work() -> schedule_pb2.TriggerRecurringResponse:
+            size = self._check_room(request.topic, request.name)
             position, time_ms = await self._schedules.trigger(self._topic(request.topic), request.name)
+            _count(request.topic, 1, size)
             response = schedule_pb2.TriggerRecurringResponse(time_ms=time_ms)
             response.id.ledger_id, response.id.entry_id = position
             return response
@@ -132,9 +136,12 @@ class RecurringCalls:
             )
 
         async def work() -> schedule_pb2.BackfillRecurringResponse:
+            size = 0 if request.dry_run else self._check_room(request.topic, request.name)
             times, rest_ms = await self._schedules.backfill(
                 self._topic(request.topic), request.name, start_ms, end_ms, dry_run=request.dry_run
             )
+            if not request.dry_run:
+                _count(request.topic, len(times), len(times) * size)
             return schedule_pb2.BackfillRecurringResponse(times_ms=times, next_start_ms=rest_ms)
 
         return await self._request_ids.once(request.topic, request, work)
@@ -177,6 +184,13 @@ class RecurringCalls:
         return response
 
     # -- schedules as the API has them -----------------------------------------------------------------------
+
+    def _check_room(self, topic: str, name: str) -> int:
+        """Raise LimitReached where the caller may store no message of a schedule now; returns the bytes of one."""
+        size = len(self._schedules.state(self._topic(topic), name).definition.message)
+        if (caller := CALLER.get()) is not None:
+            caller.check_room(topic, size)
+        return size
 
     def _topic(self, name: str) -> Topic:
         check_name("topic", name, "topic")
@@ -254,6 +268,12 @@ class RecurringCalls:
                 limit=limit,
             )
         return encoded
+
+
+def _count(topic: str, messages: int, bytes_: int) -> None:
+    """Count what a call has stored against the limits of its caller."""
+    if (caller := CALLER.get()) is not None:
+        caller.count(topic, messages, bytes_)
 
 
 def _rule_of(schedule: schedule_pb2.RecurringSchedule) -> RecurringRule:

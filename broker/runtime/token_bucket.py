@@ -1,8 +1,8 @@
 """Tokens that gather at a rate. Pure: callers pass the monotonic clock's time in.
 
 Invariants:
-  BUCKET-1  In no span of time are more tokens there to take than the burst, one, and what the rate makes of the span.
-  BUCKET-2  No fraction of a token is lost, also where whoever takes them comes late.
+  TOKEN-1  In no span of time are more tokens there to take than the burst, one, and what the rate makes of the span.
+  TOKEN-2  No fraction of a token is lost, also where whoever takes them comes late.
 """
 
 from __future__ import annotations

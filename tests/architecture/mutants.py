@@ -315,9 +315,45 @@ MUTANTS = {
     ),
     "a grant for subscriptions is one for their topic": Mutant(
         "broker/rpc/access_grants.py",
-        "        return ask.subscription is not None and _matches(self.subscriptions, ask.subscription)",
-        "        return ask.subscription is None or _matches(self.subscriptions, ask.subscription)",
+        "        return ask.subscription is not None and matches(self.subscriptions, ask.subscription)",
+        "        return ask.subscription is None or matches(self.subscriptions, ask.subscription)",
         "tests/unit/rpc/test_access_files.py::test_what_no_grant_allows_is_denied",
+    ),
+    "what a topic refuses counts against a limit": Mutant(
+        "broker/rpc/producer.py",
+        "                taken.refused()\n",
+        "                taken.ended()\n",
+        "tests/wire/test_limits.py::test_what_is_refused_for_another_reason_does_not_count",
+    ),
+    "what was accepted since the topics were added up is forgotten": Mutant(
+        "broker/rpc/limiter.py",
+        "        self.since += count\n",
+        "",
+        "tests/unit/rpc/test_limiter.py::test_a_burst_between_two_sums_gets_no_more_in_than_the_limit",
+    ),
+    "what is on its way is not counted by the next sum": Mutant(
+        "broker/rpc/limiter.py",
+        "        self._next = self.on_way\n",
+        "        self._next = 0\n",
+        "tests/unit/rpc/test_limiter.py::test_what_is_on_its_way_while_the_topics_are_added_up_is_counted",
+    ),
+    "every principal is remembered": Mutant(
+        "broker/rpc/limiter.py",
+        "            if len(self._used) > _USED_MAX:\n                self._used.popitem(last=False)\n",
+        "",
+        "tests/unit/rpc/test_limiter.py::test_a_flood_of_principals_is_remembered_within_a_bound",
+    ),
+    "the busiest principal is forgotten first": Mutant(
+        "broker/rpc/limiter.py",
+        "            self._used.move_to_end(key)\n",
+        "            pass\n",
+        "tests/unit/rpc/test_limiter.py::test_one_who_goes_on_sending_is_not_forgotten_for_others",
+    ),
+    "a rate counts what came late twice": Mutant(
+        "broker/runtime/token_bucket.py",
+        "        self._settled_ns += elapsed_ns\n",
+        "",
+        "tests/unit/runtime/test_token_bucket.py::test_no_span_of_time_gives_more_than_burst_one_and_rate",
     ),
     "a dead letter topic is a way into others": Mutant(
         "broker/rpc/access_rules.py",

@@ -67,6 +67,10 @@ NAMED = {
         "tests/crash/test_bucket_faults.py",
         "test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly",
     ),
+    "postdate_limit_refusals": (
+        "tests/wire/test_limits.py",
+        "test_more_than_a_principal_s_rate_is_refused_whole_with_the_limit_and_a_delay",
+    ),
     "postdate_paced_delivery_lateness_seconds": (
         "tests/unit/topics/test_counters.py",
         "test_what_pacing_holds_back_is_shown_and_counted_apart",

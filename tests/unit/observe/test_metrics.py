@@ -222,6 +222,7 @@ def test_no_counter_is_forgotten() -> None:
         "compactions",
         "auth_failures",
         "security_reloads",
+        "limit_refusals",
         "tls_expires_at_seconds",
     } == names(BrokerCounters)
 
