@@ -28,14 +28,14 @@ async def change(task: dict[str, Any]) -> dict[str, Any]:
         await phase("measuring")
         started = time.perf_counter()
         if task["by"] == "ids":
-            changed = await client.schedule.cancel_many(raw.TOPIC, rng.sample(ids, count // 2))
+            done = (await client.schedule.cancel_many(raw.TOPIC, rng.sample(ids, count // 2))).done
         else:
-            changed = await client.schedule.cancel_matching(raw.TOPIC, end=begin + _MONTH / 2)
+            done = (await client.schedule.cancel_matching(raw.TOPIC, end=begin + _MONTH / 2)).done
         seconds = time.perf_counter() - started
         await phase("done")
         left = (await client.schedule.count(raw.TOPIC)).messages
-        check(changed.done + left == count, f"{changed.done} cancelled and {left} left of {count}")
-    return {"seconds": seconds, "cancelled": changed.done, "rate": changed.done / seconds}
+        check(done + left == count, f"{done} cancelled and {left} left of {count}")
+    return {"seconds": seconds, "cancelled": done, "rate": done / seconds}
 
 
 async def look(task: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from broker.delayed.bucket_upkeep import BucketUpkeep
-from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate
+from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, count_before
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
 from broker.errors import Corrupt, InvalidRequest, NotFound, Unavailable
@@ -148,10 +148,12 @@ class ScheduledLook:
                     step = min(len(entries), _PREFIX_READ if key_prefix else room)
                     part, entries = entries.part(slice(0, step)), entries.part(slice(step, None))
                     if key_prefix:
-                        messages, done = await self._read(part, wanted, bytes_left)
+                        messages, step = await self._read(part, wanted, bytes_left)
                         bytes_left -= messages.read_bytes
-                        entries = concatenate([part.part(slice(done, None)), entries])
-                        part, step = messages.entries, done
+                        read, part = part, messages.entries
+                        if len(part) > room:
+                            step, part = count_before(read, part.key(room)), part.part(slice(0, room))
+                        entries = concatenate([read.part(slice(step, None)), entries])
                     found.append(part)
                     looked += step
                     room -= len(part)

@@ -930,10 +930,22 @@ MUTANTS = {
         "",
         "tests/unit/web/test_pages.py::test_what_nobody_takes_is_the_headline_of_the_first_look",
     ),
+    "a bulk change forgets over a restart what it has moved": Mutant(
+        "broker/storage/bulk.py",
+        "                first_lsn=standing.first_lsn,\n",
+        "",
+        "tests/unit/topics/test_bulk_changes.py::test_a_restart_goes_on_and_changes_nothing_twice",
+    ),
+    "a bulk change skips what a step had no room for": Mutant(
+        "broker/topics/scheduled.py",
+        "                if len(entries):\n                    at = entries.key(0)\n        kept",
+        "        kept",
+        "tests/crash/test_bulk_crash.py::test_a_crash_at_any_operation_neither_skips_nor_doubles_a_step",
+    ),
     "a filter without --yes is a success": Mutant(
         "clients/python/postdate/commands/schedule.py",
-        "                    if matched:\n                        raise not_confirmed(done)",
-        "                    if not matched:\n                        raise not_confirmed(done)",
+        "        if change.matched:\n            raise not_confirmed(done)",
+        "        if not change.matched:\n            raise not_confirmed(done)",
         "tests/unit/client/test_client_cli_admin.py::test_without_yes_nothing_is_changed_and_the_exit_code_says_so",
     ),
     "a topic goes with its messages and nobody is asked": Mutant(

@@ -116,7 +116,7 @@ async def test_many_are_seen_and_changed(client: postdate.Client, monkeypatch: p
     assert (change.done, change.matched, max(seen)) == (150, 150, (150, 150))
     assert await client.schedule.count_matching("t", key_prefix="order-1") == 1 + 5 + 50
     moved = await client.schedule.move_matching("t", end=start + timedelta(seconds=100), shift=HOUR)
-    assert (moved.done, moved.not_done) == (50, ())
+    assert (moved.done, moved.matched) == (50, 50)
     times = [each.deliver_at async for each in client.schedule.list("t")]
     assert (len(times), times) == (150, sorted(times))
     again = await client.schedule.cancel_many("t", schedule_keys=[f"order-{i}" for i in range(300)])
@@ -174,12 +174,28 @@ async def test_the_command_with_a_broker(
     assert (code, out.splitlines()[0].startswith("130 messages due, in bars of 1m")) == (0, True)
     assert (await run("histogram", "t", "--until", "1m"))[0] == 0
     code, out, err = await run("cancel", "t", "--all", "--dry-run", "-o", "json")
-    assert (code, json.loads(out)) == (0, {"matched": 130, "would_be_cancelled": 130, "not_done": []})
+    assert (code, json.loads(out)) == (0, {"matched": 130, "would_be_cancelled": 130})
     assert err == "dry run: nothing was changed; 130 messages would be cancelled\n"
     code, out, err = await run("cancel", "t", "--key-prefix", "order-1", "-o", "json")
     assert (code, json.loads(out), "--yes" in err) == (2, {"matched": 41, "cancelled": 0}, True)
     code, out, _ = await run("cancel", "t", "--key-prefix", "order-1", "--yes", "-o", "json")
     assert (code, json.loads(out)["cancelled"]) == (0, 41)
+    code, out, _ = await run("move", "t", "--all", "--by", "1s", "--yes", "--no-wait", "-o", "json")
+    begun = json.loads(out)
+    assert (code, begun["change"], begun["total"]) == (0, "move by 1s", 89)
+    code, out, _ = await run("bulk-change", "t", str(begun["id"]), "--wait", "-o", "json")
+    assert (code, json.loads(out)["state"], json.loads(out)["done"]) == (0, "DONE", 89)
+    code, out, _ = await run("bulk-change", "t", str(begun["id"]), "--cancel", "-o", "json")
+    assert (code, json.loads(out)["state"]) == (0, "DONE")
+    code, out, _ = await run("bulk-changes", "t", "-o", "json")
+    assert [each["change"] for each in json.loads(out)] == [
+        "move by 1s",
+        "cancel",
+        "cancel, dry run",
+        "cancel, dry run",
+    ]
+    assert (await run("cancel", "t", "--all", "--no-wait"))[0] == 2
+    assert (await run("bulk-change", "t", "99"))[0] == 3
     code, out, _ = await run("send-now", "t", "-k", "order-20", "-k", "order-1", "-o", "json")
     assert (code, json.loads(out)["sent"]) == (5, 1)
     assert (await client.receive("t", "s", wait=timedelta(seconds=5))).messages[0].payload == b"20"

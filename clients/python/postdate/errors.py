@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from postdate.scheduled import ScheduleChange
+    from postdate.scheduled import BulkChange, ScheduleChange
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -133,6 +133,14 @@ class PartlyChanged(PostdateError):
 
     def __init__(self, message: str, *, change: ScheduleChange) -> None:
         super().__init__(message)
+        self.change = change
+
+
+class BulkChangeFailed(PostdateError):
+    """A bulk change could not go on: `reason` and the message say why, `change` how far it came."""
+
+    def __init__(self, message: str, *, reason: str, change: BulkChange) -> None:
+        super().__init__(message, reason=reason)
         self.change = change
 
 

@@ -14,15 +14,25 @@ from typing import Any, NoReturn
 from postdate._rpc import Rpc
 from postdate._settlement import entry_sets
 from postdate._time import duration_ms, epoch_ms, moment, shift_ms
-from postdate.errors import DeadlineExceeded, Disconnected, InvalidRequest, PartlyChanged, PostdateError
+from postdate.errors import (
+    BulkChangeFailed,
+    DeadlineExceeded,
+    Disconnected,
+    InvalidRequest,
+    PartlyChanged,
+    PostdateError,
+)
 from postdate.model import MessageId
 from postdate.scheduled import (
+    BulkChange,
+    BulkChangeState,
     ChangeOutcome,
     ChangeResult,
     ScheduleChange,
     ScheduledBar,
     ScheduledCounts,
     ScheduledMessage,
+    bulk_change_of,
     change_outcome,
 )
 from postdate_api.v1 import message_pb2, schedule_pb2
@@ -30,10 +40,12 @@ from postdate_api.v1 import message_pb2, schedule_pb2
 NAMES_MAX = 5_000  # ids or keys in a call, and messages in a page of changes; the broker's default
 _PAGE_SIZE = 1_000  # the broker ends a page of large payloads before
 _IN_FLIGHT = 4
+_POLL_S = 0.02
+_POLL_MAX_S = 1.0
 _CHANGE_S = 120.0  # how long a call about thousands may take, beyond what any call may
 
 Progress = Callable[[int, int], None]
-"""Told how many messages were dealt with so far, and how many there are in all."""
+"""Told how many messages were dealt with so far, and how many there are in all; of a filter by the index, about."""
 ChangeRequest = schedule_pb2.CancelScheduledRequest | schedule_pb2.RescheduleRequest
 
 
@@ -115,10 +127,12 @@ class Schedule:
         end: datetime | None = None,
         key_prefix: str = "",
     ) -> int:
-        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes."""
-        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=True, page_size=1)
-        request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
-        return int((await self._call(request)).matched)
+        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes.
+
+        With `key_prefix` every message of the range is read: it takes as long as the change.
+        """
+        change = await self.cancel_matching(topic, start=start, end=end, key_prefix=key_prefix, dry_run=True)
+        return change.matched
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
@@ -151,13 +165,15 @@ class Schedule:
         key_prefix: str = "",
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> ScheduleChange:
+        wait: bool = True,
+    ) -> BulkChange:
         """Cancel all that are due from `start` on and before `end`, and whose schedule_key begins with `key_prefix`.
 
-        Without any of the three: all that are waiting. `PartlyChanged` if a call failed after others were answered.
+        Without any of the three: all that are waiting. The broker does it by itself, and goes on if this client goes
+        away; without `wait` this returns as soon as it has begun. `BulkChangeFailed` if it ended before its time.
         """
-        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=dry_run)
-        return await self._matching(request, start, end, key_prefix, progress)
+        request = schedule_pb2.StartBulkChangeRequest(topic=topic, cancel=True, dry_run=dry_run)
+        return await self._matching(request, start, end, key_prefix, progress, wait)
 
     # -- move ------------------------------------------------------------------------------------------------
 
@@ -210,10 +226,53 @@ class Schedule:
         shift: timedelta | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> ScheduleChange:
-        """Move all that `cancel_matching` would cancel, each once, also where its new time matches again."""
-        request = _move(topic, deliver_at, deliver_after, shift, dry_run)
-        return await self._matching(request, start, end, key_prefix, progress)
+        wait: bool = True,
+    ) -> BulkChange:
+        """Move all that `cancel_matching` would cancel, each once, also where its new time matches again.
+
+        As with `cancel_matching`, the broker does it by itself.
+        """
+        given = _new_time(deliver_at, deliver_after, shift)
+        request = schedule_pb2.StartBulkChangeRequest(topic=topic, dry_run=dry_run, **given)
+        return await self._matching(request, start, end, key_prefix, progress, wait)
+
+    # -- bulk changes ----------------------------------------------------------------------------------------
+
+    async def bulk_change(self, topic: str, id: int) -> BulkChange:
+        """A change by `cancel_matching` or `move_matching`, as it stands now."""
+        request = schedule_pb2.GetBulkChangeRequest(topic=topic, id=id)
+        return bulk_change_of((await self._rpc.call(self._rpc.schedule.GetBulkChange, request)).bulk_change)
+
+    async def bulk_changes(self, topic: str) -> Sequence[BulkChange]:
+        """Those that have not ended, and the last 100 that have; the newest first."""
+        request = schedule_pb2.ListBulkChangesRequest(topic=topic)
+        response = await self._rpc.call(self._rpc.schedule.ListBulkChanges, request)
+        return tuple(map(bulk_change_of, response.bulk_changes))
+
+    async def cancel_bulk_change(self, topic: str, id: int) -> BulkChange:
+        """End it where it is, if it has not ended. What it has changed stays changed."""
+        request = schedule_pb2.CancelBulkChangeRequest(topic=topic, id=id)
+        return bulk_change_of(
+            (await self._rpc.call(self._rpc.schedule.CancelBulkChange, request)).bulk_change
+        )
+
+    async def wait_bulk_change(self, topic: str, id: int, *, progress: Progress | None = None) -> BulkChange:
+        """Return once it has ended; `BulkChangeFailed` if that was before its time and nobody cancelled it."""
+        poll_s = _POLL_S
+        while True:
+            change = await self.bulk_change(topic, id)
+            if progress is not None:
+                progress(change.examined, max(change.examined, change.total))
+            if change.end_time is not None:
+                if change.state is BulkChangeState.FAILED:
+                    raise BulkChangeFailed(
+                        f"{change.done} messages were changed, then bulk change {id} failed: {change.failure}",
+                        reason=change.failure_reason,
+                        change=change,
+                    )
+                return change
+            await asyncio.sleep(poll_s)
+            poll_s = min(2 * poll_s, _POLL_MAX_S)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -276,29 +335,18 @@ class Schedule:
 
     async def _matching(
         self,
-        request: ChangeRequest,
+        request: schedule_pb2.StartBulkChangeRequest,
         start: datetime | None,
         end: datetime | None,
         key_prefix: str,
         progress: Progress | None,
-    ) -> ScheduleChange:
-        request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
-        tally = _ChangeTally(progress, 0)
-        request.page_size = NAMES_MAX
-        while True:
-            try:
-                response = await self._call(request)
-            except PostdateError as error:
-                if error.reason != "INVALID_PAGE_SIZE" or not request.page_size:
-                    tally.fail(error)
-                request.page_size = 0  # this broker wants smaller pages, and knows best how small
-                continue
-            if not request.page_token:
-                tally.matched = tally.total = response.matched
-            tally.note(response)
-            if not response.next_page_token:
-                return tally.change(tally.matched)
-            request.page_token = response.next_page_token
+        wait: bool,
+    ) -> BulkChange:
+        request.filter.CopyFrom(_filter(start, end, key_prefix))
+        request.request_id = uuid.uuid4().hex  # kept with the bulk change: a repeat begins nothing
+        response = await self._rpc.call(self._rpc.schedule.StartBulkChange, request)
+        change = bulk_change_of(response.bulk_change)
+        return await self.wait_bulk_change(request.topic, change.id, progress=progress) if wait else change
 
     async def _call(self, request: ChangeRequest) -> Any:
         """One call. It is not repeated where it may have changed something: a second shift would be one too many,
@@ -362,16 +410,21 @@ def _move(
     shift: timedelta | None,
     dry_run: bool,
 ) -> schedule_pb2.RescheduleRequest:
-    request = schedule_pb2.RescheduleRequest(topic=topic, dry_run=dry_run)
+    given = _new_time(deliver_at, deliver_after, shift)
+    return schedule_pb2.RescheduleRequest(topic=topic, dry_run=dry_run, **given)
+
+
+def _new_time(
+    deliver_at: datetime | None, deliver_after: timedelta | None, shift: timedelta | None
+) -> dict[str, Any]:
+    """Return the one field of a request that says the new time."""
     if (deliver_at is not None) + (deliver_after is not None) + (shift is not None) != 1:
         raise ValueError("give one of deliver_at, deliver_after and shift")
     if deliver_at is not None:
-        request.deliver_at_ms = epoch_ms(deliver_at, "deliver_at")
-    elif deliver_after is not None:
-        request.deliver_after_ms = duration_ms(deliver_after, "deliver_after")
-    elif shift is not None:
-        request.shift_ms = shift_ms(shift, "shift")
-    return request
+        return {"deliver_at_ms": epoch_ms(deliver_at, "deliver_at")}
+    if deliver_after is not None:
+        return {"deliver_after_ms": duration_ms(deliver_after, "deliver_after")}
+    return {"shift_ms": shift_ms(shift or timedelta(0), "shift")}
 
 
 def _check_one(id: MessageId | None, schedule_key: str) -> None:

@@ -219,3 +219,68 @@ def change_outcome(outcome: schedule_pb2.ChangeOutcome) -> ChangeOutcome:
         deliver_at=moment_or_none(outcome.deliver_at_ms),
         delivered_to=tuple(outcome.delivered_to),
     )
+
+
+class BulkChangeState(enum.Enum):
+    """The state of a bulk change."""
+
+    QUEUED = 1
+    """It waits for those of its topic that were begun before it."""
+    RUNNING = 2
+    """It is at work."""
+    DONE = 3
+    """It has come to the end of its range."""
+    CANCELLED = 4
+    """Somebody ended it before."""
+    FAILED = 5
+    """It could not go on; `failure` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkChange:
+    """A cancel or move of all messages that match a filter, as it was when it was asked for.
+
+    `total` messages were due in its range when it was begun, whatever their schedule_key; `examined` of them, about, it
+    has come past; `matched` of these matched, and `done` of these are changed, or would be in a dry run. It cancels if
+    neither `deliver_at` nor `shift` is set.
+    """
+
+    id: int
+    start: datetime | None
+    end: datetime | None
+    key_prefix: str
+    deliver_at: datetime | None
+    shift: timedelta | None
+    dry_run: bool
+    state: BulkChangeState
+    total: int
+    examined: int
+    matched: int
+    done: int
+    begin_time: datetime
+    end_time: datetime | None
+    principal: str
+    failure_reason: str
+    failure: str
+
+
+def bulk_change_of(change: schedule_pb2.BulkChange) -> BulkChange:
+    return BulkChange(
+        id=change.id,
+        start=moment_or_none(change.filter.due.start_ms),
+        end=moment_or_none(change.filter.due.end_ms),
+        key_prefix=change.filter.key_prefix,
+        deliver_at=moment_or_none(change.deliver_at_ms),
+        shift=timedelta(milliseconds=change.shift_ms) if change.HasField("shift_ms") else None,
+        dry_run=change.dry_run,
+        state=BulkChangeState(change.state),
+        total=change.total_messages,
+        examined=change.examined_messages,
+        matched=change.matched_messages,
+        done=change.done_messages,
+        begin_time=moment(change.begin_time_ms),
+        end_time=moment_or_none(change.end_time_ms),
+        principal=change.principal,
+        failure_reason=change.failure_reason,
+        failure=change.failure,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from postdate_api.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
-from tests.unit.client.fake_values import LEDGER, FakeTopic, Knobs, abort, now_ms, status
+from tests.unit.client.fake_values import FakeTopic, Knobs, abort, now_ms, status
 
 _PAGE = 2  # small pages, so that paging is seen to work
 
@@ -105,29 +105,71 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
     async def Reschedule(self, request: schedule_pb2.RescheduleRequest, context: Any) -> Any:
         return await self._changed(request, schedule_pb2.RescheduleResponse(), context)
 
+    async def StartBulkChange(self, request: schedule_pb2.StartBulkChangeRequest, context: Any) -> Any:
+        """Made at once; shown as ended when it is looked at again."""
+        topic = await self._scheduled_topic(request, request.topic, context)
+        found = _matching(topic, request.filter.due, request.filter.key_prefix)
+        for delivery in [] if request.dry_run else found:
+            if request.cancel:
+                topic.cancelled.add(delivery.id.entry_id)
+            else:
+                delivery.deliver_at_ms = _new_time_ms(delivery, request)
+                topic.revisions[delivery.id.entry_id] = topic.revisions.get(delivery.id.entry_id, 0) + 1
+        change = schedule_pb2.BulkChange(
+            id=len(topic.bulk_changes) + 1,
+            filter=request.filter,
+            dry_run=request.dry_run,
+            state=schedule_pb2.BULK_CHANGE_STATE_RUNNING,
+            total_messages=len(found),
+            begin_time_ms=now_ms(),
+            principal="anonymous",
+        )
+        if request.cancel:
+            change.cancel = True
+        elif request.HasField("shift_ms"):
+            change.shift_ms = request.shift_ms
+        else:
+            change.deliver_at_ms = request.deliver_at_ms or now_ms() + request.deliver_after_ms
+        topic.bulk_changes.append(change)
+        await self._lose_answer(context)
+        return schedule_pb2.StartBulkChangeResponse(bulk_change=change)
+
+    async def GetBulkChange(self, request: schedule_pb2.GetBulkChangeRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        if request.id > len(topic.bulk_changes):
+            await abort(context, status("NOT_FOUND", "BULK_CHANGE_NOT_FOUND", "no such bulk change"))
+        change = topic.bulk_changes[request.id - 1]
+        if not change.end_time_ms:
+            change.end_time_ms = now_ms()
+            change.examined_messages = change.matched_messages = change.done_messages = change.total_messages
+            change.state = schedule_pb2.BULK_CHANGE_STATE_DONE
+            if self.knobs.bulk_change_fails:
+                change.state = schedule_pb2.BULK_CHANGE_STATE_FAILED
+                change.failure_reason, change.failure = "DELIVER_AT_TOO_FAR", "too far"
+        return schedule_pb2.GetBulkChangeResponse(bulk_change=change)
+
+    async def ListBulkChanges(self, request: schedule_pb2.ListBulkChangesRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        return schedule_pb2.ListBulkChangesResponse(bulk_changes=reversed(topic.bulk_changes))
+
+    async def CancelBulkChange(self, request: schedule_pb2.CancelBulkChangeRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        change = topic.bulk_changes[request.id - 1]
+        if not change.end_time_ms:
+            change.state, change.end_time_ms = schedule_pb2.BULK_CHANGE_STATE_CANCELLED, now_ms()
+        return schedule_pb2.CancelBulkChangeResponse(bulk_change=change)
+
     async def _changed(self, request: Any, response: Any, context: Any) -> Any:
         topic = await self._scheduled_topic(request, request.topic, context)
         selector = request.selector
         names: list[Any] = [(each.ledger_id, i) for each in selector.entries for i in each.entry_ids]
         names += selector.schedule_keys
         limit = self.knobs.schedule_names_max
-        if max(len(names), request.page_size) > limit:
-            reason = "TOO_MANY_ENTRIES" if names else "INVALID_PAGE_SIZE"
-            await abort(context, status("INVALID_ARGUMENT", reason, "too many", limit=str(limit)))
-        if selector.HasField("filter"):
-            # A page begins where the last one ended, in a list that is made at the first one.
-            if not request.page_token:
-                matching = _matching(topic, selector.filter.due, selector.filter.key_prefix)
-                topic.matching = [(LEDGER, each.id.entry_id) for each in matching]
-                response.matched = len(matching)
-            start = int(request.page_token or 0)
-            names = topic.matching[start : start + min(request.page_size or _PAGE, _PAGE)]
-            if start + len(names) < len(topic.matching):
-                response.next_page_token = str(start + len(names))
+        if len(names) > limit:
+            await abort(context, status("INVALID_ARGUMENT", "TOO_MANY_ENTRIES", "too many", limit=str(limit)))
         for name in names:
             response.outcomes.append(_outcome(topic, name, request))
-        if not selector.HasField("filter"):
-            response.matched = sum(each.result != 3 for each in response.outcomes)
+        response.matched = sum(each.result != 3 for each in response.outcomes)
         await self._lose_answer(context)
         return response
 
@@ -190,7 +232,10 @@ def _outcome(topic: FakeTopic, name: Any, request: Any) -> schedule_pb2.ChangeOu
     return outcome
 
 
-def _new_time_ms(delivery: consumer_pb2.Delivery, request: schedule_pb2.RescheduleRequest) -> int:
+def _new_time_ms(
+    delivery: consumer_pb2.Delivery,
+    request: schedule_pb2.RescheduleRequest | schedule_pb2.StartBulkChangeRequest,
+) -> int:
     if request.HasField("shift_ms"):
         return delivery.deliver_at_ms + request.shift_ms
     return request.deliver_at_ms or now_ms() + request.deliver_after_ms

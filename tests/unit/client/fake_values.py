@@ -67,7 +67,7 @@ class FakeTopic:
     sequences: dict[str, dict[int, int]] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
     revisions: dict[int, int] = field(default_factory=dict)
-    matching: list[tuple[int, int]] = field(default_factory=list)
+    bulk_changes: list[schedule_pb2.BulkChange] = field(default_factory=list)
     recurring: dict[str, schedule_pb2.RecurringState] = field(default_factory=dict)
 
 
@@ -101,6 +101,7 @@ class Knobs:
     unary_errors: deque[status_pb2.Status] = field(default_factory=deque)
     schedule_errors: deque[status_pb2.Status | None] = field(default_factory=deque)  # None spares a call
     schedule_names_max: int = 5_000
+    bulk_change_fails: bool = False
     counts_exact: bool = True
     bars_max: int = 10_000
     due_ms: tuple[int, int] = (0, 0)  # what stats say of the first and the last, whatever there is

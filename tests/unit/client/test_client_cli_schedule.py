@@ -17,7 +17,6 @@ from postdate.commands import output as output_module
 from postdate.commands.histogram import Screen, draw, fitting_width
 from postdate.commands.values import parse_shift, parse_when
 from tests.unit.client.fake_server import FakeBroker
-from tests.unit.client.fake_values import status
 
 Run = Callable[..., Any]
 START = datetime(2100, 1, 1, tzinfo=UTC)
@@ -132,27 +131,28 @@ async def test_a_change_by_filter_says_how_many_match_and_needs_yes(
     asks = await postdate("schedule", "cancel", "t", "--key-prefix", "order-", bar)
     assert (asks.code, broker.topics["t"].cancelled) == (2, set())
     assert asks.out.split() == ["matched", "5", "cancelled", "0"]
-    assert asks.err == "postdate: nothing was cancelled; add --yes to go on\n"
+    assert asks.err.endswith("postdate: nothing was cancelled; add --yes to go on\n")
     dry = await postdate("schedule", "cancel", "t", "--all", "--dry-run", "--yes", "-o", "json", bar)
-    assert (dry.code, dry.json) == (0, {"matched": 5, "would_be_cancelled": 5, "not_done": []})
+    assert (dry.code, dry.json) == (0, {"matched": 5, "would_be_cancelled": 5})
     assert dry.err.endswith("dry run: nothing was changed; 5 messages would be cancelled\n")
     assert broker.topics["t"].cancelled == set()
     some = ("--from", "2100-01-01T01:00:00Z", "--until", "2100-01-01T03:00:00Z", "--yes", "-o", "json", bar)
     moved = await postdate("schedule", "move", "t", *some, "--by", "10m")
-    assert (moved.code, moved.json) == (0, {"matched": 2, "moved": 2, "not_done": []})
-    assert moved.err.splitlines()[0] == "matched: 2 messages"
+    assert (moved.code, moved.json) == (0, {"matched": 2, "moved": 2})
     assert ("2/2" in moved.err) is (bar == "--progress")
     every = await postdate("schedule", "cancel", "t", "--all", "--yes", "-o", "json", bar)
     assert (every.code, every.json["cancelled"], broker.topics["t"].cancelled) == (0, 5, {0, 1, 2, 3, 4})
     nothing = await postdate("schedule", "send-now", "t", "--all", "--yes", "-o", "json", bar)
-    assert (nothing.code, nothing.json, nothing.err) == (0, {"matched": 0, "sent": 0}, "")
+    assert (nothing.code, nothing.json) == (0, {"matched": 0, "sent": 0})
 
 
 async def test_a_change_that_fails_half_way_says_how_far_it_came(broker: FakeBroker, postdate: Run) -> None:
-    broker.knobs.schedule_errors.extend((None, None, status("INVALID_ARGUMENT", "BROKEN", "broken")))
+    broker.knobs.bulk_change_fails = True
     partly = await postdate("schedule", "cancel", "t", "--all", "--yes", "-o", "json")
-    assert (partly.code, partly.json["cancelled"]) == (5, 2)
-    assert partly.err.splitlines()[-1].startswith("postdate: 2 messages were changed, then a call failed")
+    assert partly.code == 5
+    assert partly.err.splitlines()[-1].startswith(
+        "postdate: 5 messages were changed, then bulk change 1 failed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,9 @@ async def test_a_broker_that_takes_fewer_names_gets_them_in_smaller_calls(
 ) -> None:
     broker.knobs.schedule_names_max = 2
     assert (await client.schedule.cancel_many("t", ids(0, 1, 2))).done == 3
-    assert (await client.schedule.cancel_matching("t")).done == 2
-    sizes = [each.page_size for each in asked(broker, schedule_pb2.CancelScheduledRequest)]
-    assert sizes[-2:] == [5_000, 0]
 
 
-async def test_all_that_match_are_changed_page_by_page(
+async def test_all_that_match_are_changed_by_the_broker(
     broker: FakeBroker, client: postdate.Client, pending: datetime
 ) -> None:
     assert await client.schedule.count_matching("t", start=pending + HOUR, key_prefix="order-") == 4
@@ -176,24 +173,49 @@ async def test_all_that_match_are_changed_page_by_page(
         shift=HOUR,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert (change.done, change.matched, seen) == (4, 4, [(2, 4), (4, 4)])
-    pages = asked(broker, schedule_pb2.RescheduleRequest)
-    assert (len(pages), len({each.request_id for each in pages})) == (2, 2)
+    assert (change.done, change.matched, seen) == (4, 4, [(4, 4)])
+    assert (change.state, change.shift, change.key_prefix) == (postdate.BulkChangeState.DONE, HOUR, "order-")
+    begun = asked(broker, schedule_pb2.StartBulkChangeRequest)
+    assert len({each.request_id for each in begun}) == len(begun) == 2
     times = [each.deliver_at async for each in client.schedule.list("t")]
     assert times == [pending, *(pending + i * HOUR for i in range(2, 6))]
     dry = await client.schedule.cancel_matching("t", end=pending + HOUR, dry_run=True)
     assert (dry.done, await client.schedule.count_matching("t")) == (1, 5)
-    assert (await client.schedule.cancel_matching("t")).done == 5
+    running = await client.schedule.cancel_matching("t", wait=False)
+    assert (running.state, running.end_time) == (postdate.BulkChangeState.RUNNING, None)
+    assert (await client.schedule.wait_bulk_change("t", running.id)).done == 5
+    found = await client.schedule.bulk_changes("t")
+    assert [each.id for each in found] == [5, 4, 3, 2, 1]
+    assert (
+        found[0]
+        == await client.schedule.bulk_change("t", 5)
+        == await client.schedule.cancel_bulk_change("t", 5)
+    )
+
+
+async def test_a_bulk_change_that_fails_says_how_far_it_came(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.bulk_change_fails = True
+    with pytest.raises(
+        postdate.BulkChangeFailed, match=r"5 messages were changed, then .* failed: too far"
+    ) as caught:
+        await client.schedule.move_matching("t", shift=HOUR)
+    assert (caught.value.reason, caught.value.change.done) == ("DELIVER_AT_TOO_FAR", 5)
+
+
+async def test_a_bulk_change_is_begun_again_with_its_request_id_where_the_answer_is_lost(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.change_status = grpc.StatusCode.UNAVAILABLE
+    await client.schedule.cancel_matching("t")
+    first, second = asked(broker, schedule_pb2.StartBulkChangeRequest)
+    assert first.request_id == second.request_id != ""
 
 
 async def test_a_call_that_fails_on_the_way_leaves_what_others_did(
     broker: FakeBroker, client: postdate.Client, pending: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker.knobs.schedule_errors.extend((None, UNAVAILABLE))
-    with pytest.raises(postdate.PartlyChanged) as caught:
-        await client.schedule.cancel_matching("t")
-    assert (caught.value.change.done, caught.value.change.matched) == (2, 5)
-    assert isinstance(caught.value.__cause__, postdate.InvalidRequest)
     monkeypatch.setattr("postdate.schedule.NAMES_MAX", 1)
     broker.knobs.schedule_errors.extend((None, UNAVAILABLE))
     with pytest.raises(postdate.PartlyChanged, match="changed, then a call failed: broken"):
@@ -230,15 +252,18 @@ async def test_a_change_whose_answer_is_lost_is_in_doubt(
     assert caught.value.reason == "STORAGE_FAILED"
 
 
-async def test_a_bulk_change_that_is_cut_says_what_was_answered_before(
-    broker: FakeBroker, client: postdate.Client, pending: datetime
+async def test_changes_that_are_cut_say_what_was_answered_before(
+    broker: FakeBroker, client: postdate.Client, pending: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("postdate.schedule.NAMES_MAX", 2)
+    monkeypatch.setattr("postdate.schedule._IN_FLIGHT", 1)
+
     def cut(done: int, total: int) -> None:
         broker.knobs.die_in_change = done == 2
 
     with pytest.raises(postdate.PartlyChanged) as caught:
-        await client.schedule.move_matching("t", shift=HOUR, progress=cut)
-    assert (caught.value.change.done, caught.value.change.matched) == (2, 5)
+        await client.schedule.move_many("t", ids(0, 1, 2, 3, 4), shift=HOUR, progress=cut)
+    assert (caught.value.change.done, caught.value.change.matched) == (2, 2)
     assert isinstance(caught.value.__cause__, postdate.Disconnected)
     await broker.rebirth
     revisions = [each.revision async for each in client.schedule.list("t")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,11 @@ PREFIX = click.option(
 )
 _ALL = click.option("--all", "every", is_flag=True, help="All pending messages.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+_NO_WAIT = click.option(
+    "--no-wait",
+    is_flag=True,
+    help="With a filter: return once the broker has begun; `schedule bulk-change` shows how it goes on.",
+)
 _YES = click.option(
     "--yes", is_flag=True, help="Confirm; required with --from, --until, --key-prefix or --all."
 )
@@ -221,7 +227,18 @@ class _Chosen:
 def _choice(command: Callable[..., None]) -> Callable[..., None]:
     """The arguments and options that say which messages."""
     for option in reversed(
-        (click.argument("topic", type=TOPIC), _IDS, _KEYS, FROM, UNTIL, PREFIX, _ALL, _DRY_RUN, _YES)
+        (
+            click.argument("topic", type=TOPIC),
+            _IDS,
+            _KEYS,
+            FROM,
+            UNTIL,
+            PREFIX,
+            _ALL,
+            _DRY_RUN,
+            _YES,
+            _NO_WAIT,
+        )
     ):
         command = option(command)
     return command
@@ -230,9 +247,9 @@ def _choice(command: Callable[..., None]) -> Callable[..., None]:
 @schedule.command("cancel")
 @_choice
 @click.pass_obj
-def cancel(settings: Settings, /, dry_run: bool, yes: bool, **options: Any) -> None:
+def cancel(settings: Settings, /, dry_run: bool, yes: bool, no_wait: bool, **options: Any) -> None:
     """Cancel pending messages of TOPIC; no consumer receives them."""
-    _change(settings, _Chosen.of(options), "cancel", "cancelled", {}, dry_run, yes)
+    _change(settings, _Chosen.of(options), "cancel", "cancelled", {}, dry_run, yes, no_wait)
 
 
 @schedule.command("move")
@@ -255,21 +272,24 @@ def move(
     shift: timedelta | None,
     dry_run: bool,
     yes: bool,
+    no_wait: bool,
     **options: Any,
 ) -> None:
     """Change the delivery time of pending messages of TOPIC."""
     times = {"deliver_at": deliver_at, "deliver_after": deliver_after, "shift": shift}
     if sum(each is not None for each in times.values()) != 1:
         raise click.UsageError("give one of --to, --in and --by")
-    _change(settings, _Chosen.of(options), "move", "moved", times, dry_run, yes)
+    _change(settings, _Chosen.of(options), "move", "moved", times, dry_run, yes, no_wait)
 
 
 @schedule.command("send-now")
 @_choice
 @click.pass_obj
-def send_now(settings: Settings, /, dry_run: bool, yes: bool, **options: Any) -> None:
+def send_now(settings: Settings, /, dry_run: bool, yes: bool, no_wait: bool, **options: Any) -> None:
     """Deliver pending messages of TOPIC at once."""
-    _change(settings, _Chosen.of(options), "move", "sent", {"deliver_after": timedelta(0)}, dry_run, yes)
+    _change(
+        settings, _Chosen.of(options), "move", "sent", {"deliver_after": timedelta(0)}, dry_run, yes, no_wait
+    )
 
 
 def _change(
@@ -280,8 +300,11 @@ def _change(
     times: dict[str, Any],
     dry_run: bool,
     yes: bool,
+    no_wait: bool,
 ) -> None:
     """Run one of the changes, and say what became of the messages."""
+    if no_wait and (chosen.only is not None or chosen.is_named or dry_run or not yes):
+        raise click.UsageError("--no-wait is for --from, --until, --key-prefix and --all, with --yes")
 
     async def work() -> None:
         async with settings.client() as client:
@@ -297,20 +320,145 @@ def _change(
                     settings, done, total, call, chosen.topic, **chosen.named, **times, dry_run=dry_run
                 )
             else:
-                matched = await client.schedule.count_matching(chosen.topic, **chosen.matching)
-                if not dry_run and not (yes and matched):
-                    emit_one(settings, {"matched": matched, done: 0})
-                    if matched:
-                        raise not_confirmed(done)
-                    return
-                if not dry_run:
-                    click.echo(f"matched: {counted(matched, 'message')}", err=True)
-                call = getattr(client.schedule, f"{verb}_matching")
-                await _follow(
-                    settings, done, matched, call, chosen.topic, **chosen.matching, **times, dry_run=dry_run
-                )
+                await _change_matching(settings, client, chosen, verb, done, times, dry_run, yes, no_wait)
 
     run(work())
+
+
+async def _change_matching(
+    settings: Settings,
+    client: postdate.Client,
+    chosen: _Chosen,
+    verb: str,
+    done: str,
+    times: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+    no_wait: bool,
+) -> None:
+    """Run a bulk change; without --yes one that only counts."""
+    call = getattr(client.schedule, f"{verb}_matching")
+    asked = chosen.matching | times | {"dry_run": dry_run or not yes}
+    begun = await call(chosen.topic, **asked, wait=False)
+    if no_wait:
+        _emit_bulk(settings, begun)
+        return
+    change = await _wait_bulk(settings, client, chosen.topic, begun, "matching")
+    name = f"would_be_{done}" if dry_run else done
+    count = change.done if yes or dry_run else 0
+    fields = {"matched": change.matched, name: count}
+    failed = change.matched - change.done
+    emit_one(settings, fields | {"already_delivered": failed} if failed else fields)
+    if dry_run:
+        _say_dry(done, change.done)
+    elif not yes:
+        if change.matched:
+            raise not_confirmed(done)
+    elif change.state is postdate.BulkChangeState.CANCELLED:
+        raise CommandFailed("somebody cancelled it before its end", EXIT_PARTLY)
+    if failed and (yes or dry_run):
+        would = "would not be" if dry_run else "were not"
+        message = f"{failed:,} of {change.matched:,} {would} {done}"
+        raise CommandFailed(message, EXIT_PARTLY if change.done else EXIT_FAILED)
+
+
+async def _wait_bulk(
+    settings: Settings, client: postdate.Client, topic: str, begun: postdate.BulkChange, what: str
+) -> postdate.BulkChange:
+    """Await the end of a bulk change; the bar shows how many messages it has come past."""
+    with progress_bar(settings) as progress:
+        bar = progress.add_task(what, total=begun.total)
+
+        def advance(seen: int, total: int) -> None:
+            progress.update(bar, completed=seen, total=total)
+
+        try:
+            return await client.schedule.wait_bulk_change(topic, begun.id, progress=advance)
+        except postdate.BulkChangeFailed as error:
+            raise CommandFailed(error.message, EXIT_PARTLY if error.change.done else EXIT_FAILED) from error
+        except asyncio.CancelledError:
+            progress.stop()
+            click.echo(
+                f"the broker goes on; postdate schedule bulk-change {topic} {begun.id} shows it, --cancel ends it",
+                err=True,
+            )
+            raise
+
+
+@schedule.command("bulk-changes")
+@click.argument("topic", type=TOPIC)
+@click.pass_obj
+def bulk_changes(settings: Settings, topic: str) -> None:
+    """List the bulk changes of TOPIC: those that have not ended, and the last 100 that have."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            found = await client.schedule.bulk_changes(topic)
+        rows = [_bulk_fields(each) for each in found]
+        emit_rows(
+            settings,
+            rows,
+            ["id", "change", "state", "matched", "done", "begin_time", "principal"],
+            whole={"id"},
+        )
+
+    run(work())
+
+
+@schedule.command("bulk-change")
+@click.argument("topic", type=TOPIC)
+@click.argument("id", type=click.IntRange(1))
+@click.option("--wait", is_flag=True, help="Return once it has ended.")
+@click.option("--cancel", "ends", is_flag=True, help="End it where it is. What it has changed stays changed.")
+@click.pass_obj
+def bulk_change(settings: Settings, topic: str, id: int, wait: bool, ends: bool) -> None:
+    """Show the bulk change ID of TOPIC, wait for its end, or end it."""
+    if wait and ends:
+        raise click.UsageError("give one of --wait and --cancel")
+
+    async def work() -> None:
+        async with settings.client() as client:
+            call = client.schedule.cancel_bulk_change if ends else client.schedule.bulk_change
+            change = await call(topic, id)
+            if wait:
+                change = await _wait_bulk(settings, client, topic, change, _action(change))
+        _emit_bulk(settings, change)
+
+    run(work())
+
+
+def _emit_bulk(settings: Settings, change: postdate.BulkChange) -> None:
+    emit_one(settings, _bulk_fields(change))
+
+
+def _action(change: postdate.BulkChange) -> str:
+    """Return what a bulk change does, in a few words."""
+    if change.deliver_at is not None:
+        text = f"move to {change.deliver_at.isoformat()}"
+    elif change.shift is not None:
+        text = f"move by {'-' if change.shift < timedelta(0) else ''}{show_duration(abs(change.shift))}"
+    else:
+        text = "cancel"
+    return f"{text}, dry run" if change.dry_run else text
+
+
+def _bulk_fields(change: postdate.BulkChange) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "id": change.id,
+        "change": _action(change),
+        "state": change.state.name,
+        "from": None if change.start is None else change.start.isoformat(),
+        "until": None if change.end is None else change.end.isoformat(),
+        "key_prefix": change.key_prefix,
+        "total": change.total,
+        "examined": change.examined,
+        "matched": change.matched,
+        "done": change.done,
+        "begin_time": change.begin_time.isoformat(),
+        "end_time": None if change.end_time is None else change.end_time.isoformat(),
+        "principal": change.principal,
+    }
+    return fields if not change.failure else fields | {"failure": change.failure}
 
 
 async def _follow(

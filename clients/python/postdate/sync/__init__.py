@@ -29,6 +29,7 @@ from postdate.credentials import Tls
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
     AlreadyExists,
+    BulkChangeFailed,
     Closed,
     DeadlineExceeded,
     Disconnected,
@@ -69,6 +70,8 @@ from postdate.policies import (
 )
 from postdate.recurring import Occurrence, RecurringOverdue, RecurringSchedule, RecurringState
 from postdate.scheduled import (
+    BulkChange,
+    BulkChangeState,
     ChangeOutcome,
     ChangeResult,
     ReturnedMessage,
@@ -90,6 +93,9 @@ __all__ = [
     "AlreadyExists",
     "Backup",
     "BucketPolicy",
+    "BulkChange",
+    "BulkChangeFailed",
+    "BulkChangeState",
     "ChangeOutcome",
     "ChangeResult",
     "Client",

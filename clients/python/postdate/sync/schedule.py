@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from postdate import schedule as _schedule
 from postdate.model import MessageId
 from postdate.schedule import Progress
 from postdate.scheduled import (
+    BulkChange,
     ChangeOutcome,
     ScheduleChange,
     ScheduledCounts,
@@ -73,7 +74,10 @@ class Schedule:
     def count_matching(
         self, topic: str, *, start: datetime | None = None, end: datetime | None = None, key_prefix: str = ""
     ) -> int:
-        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes."""
+        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes.
+
+        With `key_prefix` every message of the range is read: it takes as long as the change.
+        """
         return self._portal.run(
             self._inner.count_matching(topic, start=start, end=end, key_prefix=key_prefix)
         )
@@ -109,14 +113,23 @@ class Schedule:
         key_prefix: str = "",
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> ScheduleChange:
+        wait: bool = True,
+    ) -> BulkChange:
         """Cancel all that are due from `start` on and before `end`, and whose schedule_key begins with `key_prefix`.
 
-        Without any of the three: all that are waiting. `PartlyChanged` if a call failed after others were answered.
+        Without any of the three: all that are waiting. The broker does it by itself, and goes on if this client
+        goes away; without `wait` this returns as soon as it has begun. `BulkChangeFailed` if it ended before its
+        time.
         """
         return self._portal.run(
             self._inner.cancel_matching(
-                topic, start=start, end=end, key_prefix=key_prefix, dry_run=dry_run, progress=progress
+                topic,
+                start=start,
+                end=end,
+                key_prefix=key_prefix,
+                dry_run=dry_run,
+                progress=progress,
+                wait=wait,
             )
         )
 
@@ -186,8 +199,12 @@ class Schedule:
         shift: timedelta | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> ScheduleChange:
-        """Move all that `cancel_matching` would cancel, each once, also where its new time matches again."""
+        wait: bool = True,
+    ) -> BulkChange:
+        """Move all that `cancel_matching` would cancel, each once, also where its new time matches again.
+
+        As with `cancel_matching`, the broker does it by itself.
+        """
         return self._portal.run(
             self._inner.move_matching(
                 topic,
@@ -199,5 +216,22 @@ class Schedule:
                 shift=shift,
                 dry_run=dry_run,
                 progress=progress,
+                wait=wait,
             )
         )
+
+    def bulk_change(self, topic: str, id: int) -> BulkChange:
+        """A change by `cancel_matching` or `move_matching`, as it stands now."""
+        return self._portal.run(self._inner.bulk_change(topic, id))
+
+    def bulk_changes(self, topic: str) -> Sequence[BulkChange]:
+        """Those that have not ended, and the last 100 that have; the newest first."""
+        return self._portal.run(self._inner.bulk_changes(topic))
+
+    def cancel_bulk_change(self, topic: str, id: int) -> BulkChange:
+        """End it where it is, if it has not ended. What it has changed stays changed."""
+        return self._portal.run(self._inner.cancel_bulk_change(topic, id))
+
+    def wait_bulk_change(self, topic: str, id: int, *, progress: Progress | None = None) -> BulkChange:
+        """Return once it has ended; `BulkChangeFailed` if that was before its time and nobody cancelled it."""
+        return self._portal.run(self._inner.wait_bulk_change(topic, id, progress=progress))
