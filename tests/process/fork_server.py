@@ -1,12 +1,14 @@
 """Brokers forked from a process that has imported the broker, which spares each start half a second of imports.
 
 A broker forked so is a process like any other: killed by signals, with an environment, files and memory of its own.
+So are the processes of its shards, which a process beside the supervisor forks as the children of that.
 What a command line, a limit or a variable does at the start of the interpreter is tested with the command itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import json
@@ -20,6 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).parents[2]
 IMPORTED = (
@@ -30,6 +33,11 @@ IMPORTED = (
     "tests.tuned_broker",
 )
 REQUEST_BYTES_MAX = 1 << 18
+_CLONE_PARENT = 0x8000
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
+_PR_SET_NAME = 15
+SHARD_NAME = "shard "
+"""Name of the process of a shard, before its number: its command line is that of the fork server."""
 
 
 class ForkedProcess:
@@ -115,12 +123,90 @@ def _run(module: str, arguments: Sequence[str], environ: Mapping[str, str], stde
     for descriptor, place in ((nothing, 0), (nothing, 1), (stderr, 2)):
         os.dup2(descriptor, place)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if _SYS_CLONE is not None and _fork_shards():
+        return
+    _become(module, arguments, environ)
+
+
+def _become(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     # A supervisor starts its shards by the module that it was started by.
     sys.modules["__main__"] = sys.modules[module]
     sys.argv = [module, *arguments]
     sys.modules[module].main()
+
+
+class ForkedShard:
+    """A forked child of this process, with what a supervisor uses of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+        self._status = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
+
+    def send_signal(self, number: int) -> None:
+        if self._status.done():
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    async def wait(self) -> int:
+        status: int = await asyncio.shield(self._status)
+        return status
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._status.set_result(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+
+
+def _fork_shards() -> bool:
+    """Have this process start children from one beside it, which stays as it was imported: without threads.
+
+    Returns True in a child, when it has ended.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        return _fork_on_request(theirs)
+    theirs.close()
+
+    async def start(*command: str, env: Mapping[str, str], **_: Any) -> ForkedShard:
+        module = command.index("-m") + 1
+        request = {"module": command[module], "arguments": command[module + 1 :], "environ": env}
+        ours.send(json.dumps(request).encode())
+        return ForkedShard(int(ours.recv(64)))
+
+    vars(asyncio)["create_subprocess_exec"] = start
+    return False
+
+
+def _fork_on_request(channel: socket.socket) -> bool:
+    while message := channel.recv(REQUEST_BYTES_MAX):
+        pid = _fork_sibling()
+        if not pid:
+            channel.close()
+            request = json.loads(message)
+            number = next(each.partition("=")[2] for each in request["arguments"] if "--number=" in each)
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, f"{SHARD_NAME}{number}".encode())
+            _become(**request)
+            return True
+        channel.send(str(pid).encode())
+    return True
+
+
+def _fork_sibling() -> int:
+    """Fork, as `os.fork` does, a child of the parent of this process."""
+    python, system = ctypes.pythonapi, ctypes.PyDLL(None)
+    python.PyOS_BeforeFork()
+    pid = int(system.syscall(_SYS_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid:
+        python.PyOS_AfterFork_Parent()
+    else:
+        python.PyOS_AfterFork_Child()
+    assert pid >= 0, "clone failed"
+    return pid
 
 
 def serve(channel: socket.socket) -> None:

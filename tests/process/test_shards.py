@@ -19,6 +19,7 @@ from broker.runtime.vfs import LocalVfs
 from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
 from tests.process.conftest import SMALL, BrokerProcess, Start, until
+from tests.process.fork_server import SHARD_NAME
 from tests.process.load import TOPIC, Load, run_for
 from tests.process.test_crash import settle, verify
 
@@ -47,8 +48,9 @@ def shard_processes(pid: int) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
             number = next((each for each in arguments if each.startswith("--number=")), "")
-            if number:
-                yield int(number.removeprefix("--number=")), int(child)
+            name = Path(f"/proc/{child}/comm").read_text()
+            if number or name.startswith(SHARD_NAME):
+                yield int(number.removeprefix("--number=") or name.removeprefix(SHARD_NAME)), int(child)
 
 
 def environ_of(pid: int) -> list[bytes]:
@@ -75,8 +77,8 @@ async def readiness(broker: BrokerProcess) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Start, tmp_path: Path):
-    broker = await start_shards(start, tmp_path / "d")
+async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start_command: Start, tmp_path: Path):
+    broker = await start_shards(start_command, tmp_path / "d")
     killed = children(broker)[LOADED]
     # A fork of a process that uses gRPC goes on with gRPC's work, and crashes now and then, unless that is off.
     assert b"GRPC_ENABLE_FORK_SUPPORT=0" in environ_of(killed)
