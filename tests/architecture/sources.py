@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -33,9 +35,7 @@ class Facts:
 @cache
 def facts_of(path: Path) -> Facts:
     docstrings, classes, functions = [], [], []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, Documented):
-            continue
+    for node in _documented(ast.parse(path.read_text())):
         text = ast.get_docstring(node, clean=False)
         if text is not None:
             docstrings.append((getattr(node, "name", ""), text))
@@ -45,6 +45,19 @@ def facts_of(path: Path) -> Facts:
         elif not isinstance(node, ast.Module):
             functions.append(Function(node.name, node.lineno, length(node, is_documented=text is not None)))
     return Facts(tuple(docstrings), tuple(classes), tuple(functions))
+
+
+def _documented(module: ast.Module) -> Iterator[Documented]:
+    """Modules, classes and functions, in statements alone: of all nodes most are in expressions."""
+    left: deque[ast.AST] = deque([module])
+    while left:
+        node = left.popleft()
+        if isinstance(node, Documented):
+            yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):  # of a lambda and of `a if b else c` it is an expression
+                left += inner
 
 
 def attribute_docstrings(node: Documented) -> list[tuple[str, str]]:
