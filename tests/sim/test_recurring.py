@@ -26,11 +26,11 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import recurrence
 from broker.topics.recurrence import next_after, occurrences
 from tests.crash.test_recurring_crash import stored
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 from tests.harness import Node, small_config
 
 TOPIC = "orders"
-SEEDS = range(at_depth(change=12, deep=400))
+SEEDS = [*sampled(range(400), at_depth(change=100, deep=1))]
 STEPS = 40
 STEADY = {
     "interval": Definition(RecurringRule(interval_ms=3_000), b""),
