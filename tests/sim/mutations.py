@@ -357,14 +357,14 @@ MUTATIONS = (
     _bug(
         "a rate does not count what is handed out",
         _PACING,
-        "            self._level -= count * _MESSAGE",
+        "            self._bucket.take(count, now_ns)",
         "            pass",
     ),
     _bug(
         "a change of the policy fills the bucket",
-        _PACING,
-        "            self._level = min(self._level, _capacity(burst))",
-        "            self._level = _capacity(burst)",
+        "broker.runtime.token_bucket",
+        "            self._level = min(self._level, burst * _TOKEN)",
+        "            self._level = burst * _TOKEN",
     ),
     _bug(
         "more are leased than may be",
