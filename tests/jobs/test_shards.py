@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from broker.cli import main
 from broker.errors import Fenced
 from broker.folder.shard_folders import open_shard_folders, shard_folder, write_shards
+from broker.jobs.engine import InlineEngine
 from broker.jobs.folder import open_folders
 from broker.jobs.reshard import reshard_folder
 from broker.jobs.verify import verify_folder
@@ -26,12 +28,15 @@ VFS = LocalVfs()
 SHARDS = 3
 
 
-def run(*command: str) -> Result:
-    return CliRunner().invoke(main, command)
+def run(*command: str, processes: int = 1) -> Result:
+    """Run a command whose engine has so many processes. To start one takes longer than all the work there is."""
+    with patch("broker.jobs.engines.InlineEngine", lambda: InlineEngine(processes)):
+        return CliRunner().invoke(main, command)
 
 
-def audited(data: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    done = run("audit", str(data), "--engine=inline", "--output=json", "--level=deep", *options)
+def audited(data: Path, *options: str, processes: int = 1) -> tuple[int, dict[str, Any]]:
+    command = ("audit", str(data), "--engine=inline", "--output=json", "--level=deep", *options)
+    done = run(*command, processes=processes)
     assert done.exit_code < 3, done.output
     return done.exit_code, json.loads(done.stdout)
 
@@ -209,7 +214,7 @@ def test_an_audit_of_a_backup_takes_no_lock(data: Path) -> None:
 
 
 def test_an_audit_is_one_report_of_all_shards(data: Path) -> None:
-    code, report = audited(data)
+    code, report = audited(data, processes=2)
     topics = topics_of(data)
     assert code < 2
     assert [line["topic"] for line in report["topics"]] == sorted(topics)
@@ -233,10 +238,9 @@ def test_an_audit_of_some_topics_asks_their_shards_alone(data: Path) -> None:
 
 
 def test_a_compaction_of_a_stopped_broker_goes_through_all_shards(data: Path) -> None:
-    def compacted(*options: str) -> str:
-        done = run(
-            "compact", f"--offline={data}", "--engine=inline", "--live-ratio=0.9", "--reclaim-mib=0", *options
-        )
+    def compacted(*options: str, processes: int = 1) -> str:
+        given = (f"--offline={data}", "--engine=inline", "--live-ratio=0.9", "--reclaim-mib=0")
+        done = run("compact", *given, *options, processes=processes)
         assert done.exit_code == 0, done.output
         return done.output
 
@@ -252,6 +256,6 @@ def test_a_compaction_of_a_stopped_broker_goes_through_all_shards(data: Path) ->
     assert [topic for topic in topics if f"{topic}: rewrite" in left] == [
         each for each in topics if each != one
     ]
-    compacted("--apply")
+    compacted("--apply", processes=2)
     assert verify_folder(VFS, str(data)).problems == []
     assert "rewrite" not in compacted()
