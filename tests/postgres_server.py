@@ -51,7 +51,8 @@ class PostgresServer:
                 return
             except psycopg.OperationalError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
-                    pytest.fail((self._folder / "log").read_text())
+                    status = self._process.returncode
+                    pytest.fail(f"status {status}: {(self._folder / 'log').read_text()}")
                 time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:

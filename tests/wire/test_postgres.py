@@ -365,5 +365,6 @@ async def test_the_command_relays_until_it_is_told_to_end(client, conninfo, wire
 
 
 def test_the_command_names_what_the_database_lacks(server, capsys):
+    psycopg.connect(server.conninfo()).close()  # a server that is gone is waited for without end
     assert cli.run(["--address", "127.0.0.1:1", "outbox", "relay", "--database", server.conninfo()]) == 1
     assert "postdate outbox schema | psql" in capsys.readouterr().err
