@@ -38,6 +38,7 @@ from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.rpc.shortcut import ShortcutPort
 from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.cycles import CycleCollection
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.ownership import Ownership
@@ -240,6 +241,7 @@ class Server:
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
         self.broker.supervisor.spawn_lasting("loop lag", probe.run())
+        self.broker.supervisor.spawn_lasting("cycle collection", CycleCollection().run())
         for name, watch in self._port.watches():
             self.broker.supervisor.spawn_lasting(name, watch)
         await self._port.server.start()

@@ -105,6 +105,7 @@ TASKS = {
     "backups of an earlier life": Row(ENDS, {"Backups._in_thread": ANY_FILE}),
     # of the edges
     "loop lag": Row(LASTS, runs_here=False),
+    "cycle collection": Row(LASTS, runs_here=False),
     "limits": Row(LASTS, runs_here=False),
     "security files": Row(LASTS, runs_here=False),
     "silent connections": Row(LASTS, {"SilentConnections.watch > to_thread": Kind.DISK}, runs_here=False),
