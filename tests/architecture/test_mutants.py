@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.mutants import MUTANTS
-from tests.sim.mutations import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = 1
@@ -24,13 +23,6 @@ def test_each_mutant_has_one_place_in_the_code_and_a_test() -> None:
         assert (ROOT / mutant.file).read_text().count(mutant.text) == 1, name
         path, _, test = mutant.test.partition("::")
         assert f"def {test}(" in (ROOT / path).read_text(), name
-
-
-def test_each_mutation_of_the_simulation_has_one_place_in_the_code() -> None:
-    for mutation in MUTATIONS:
-        for module, lines, _ in mutation.changes:
-            text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-            assert text.count(lines) == 1, f"{mutation.name}, in {module}"
 
 
 @pytest.fixture(scope="module")

@@ -295,7 +295,7 @@ def test_what_a_checkpoint_has_captured_it_does_not_write_again() -> None:
         await node.produce("orders", [Outgoing(b"x")])
         await inbox.ack([each.position for each in await inbox.wait(1)])
         first, again = (node.topic("orders").capture() for _ in range(2))
-        assert [len(part.ledgers) for part in first.parts] == [0, 0, 1, 0, 0, 0, 0]
+        assert [len(part.ledgers) for part in first.parts] == [0, 0, 1, 0, 0, 0, 0, 0]
         assert [file.path for part in first.parts for file in part.files] == ["cursors/1.4"]
         assert not any(part.ledgers or part.files or part.replaced for part in again.parts)
         node.abandon()

@@ -237,8 +237,8 @@ def test_there_is_a_limit_and_those_that_ended_are_forgotten() -> None:
         await fill(node, 30)
         bulk, topic = node.broker.bulk_changes, node.topic(TOPIC)
         begun = await asyncio.gather(*(begin(node, LATER) for _ in range(3)), return_exceptions=True)
-        assert [str(each) for each in begun if isinstance(each, LimitReached)] == [
-            "Topic 'orders' has 2 bulk changes that have not ended, the limit"
+        assert [(each.reason, str(each)) for each in begun if isinstance(each, LimitReached)] == [
+            ("TOO_MANY_BULK_CHANGES", "Topic 'orders' has 2 bulk changes that have not ended, the limit")
         ]
         for bulk_id in (1, 2):
             await ended(node, bulk_id)
