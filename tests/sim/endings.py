@@ -49,7 +49,7 @@ async def end_life(run: Simulation, how: str) -> MemVfs:
     world.trace(f"life {life.number} ended: {how}")
     vfs.capacity_bytes = None
     world.disk_ran_full = False
-    world.has_lost_indexes = life.faults.forgets_indexes
+    world.forgetful |= life.faults.forgetful
     return vfs
 
 

@@ -7,14 +7,24 @@ import random
 from broker.config import BrokerConfig
 from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.testing.sim_loop import Latency
-from tests.configs import broker_config
+from tests.configs import broker_config, changed
 from tests.harness import DATA_DIR
 
-RESERVE_BYTES = 1 << 18
+_RESERVE_BYTES_MIN = 1 << 18
+_RESERVE_SHARES = 4
+"""The reserve, in segments or checkpoints of the journal, as in the broker's own settings: before one of either is over
+nothing of the journal is given back, and deliveries go on meanwhile (seed 980125)."""
 MUCH = 1 << 20
 
 
 def random_config(rng: random.Random) -> BrokerConfig:
+    """Return settings with a reserve of the disk in proportion to its journal."""
+    config = _random_config(rng)
+    journal_bytes = max(config.tuning.journal_segment_bytes, config.tuning.checkpoint_bytes)
+    return changed(config, disk_reserve_bytes=max(_RESERVE_BYTES_MIN, _RESERVE_SHARES * journal_bytes))
+
+
+def _random_config(rng: random.Random) -> BrokerConfig:
     pick = rng.choice
     return broker_config(
         data_dir=DATA_DIR,
@@ -31,7 +41,6 @@ def random_config(rng: random.Random) -> BrokerConfig:
         ledger_max_age_ms=pick((0, 0, 0, 1, 3_000)),
         tail_bytes_max=pick((1, 1_000, MUCH)),
         open_ledgers_max=pick((1, 2, 256)),
-        disk_reserve_bytes=RESERVE_BYTES,
         reclaim_interval_ms=pick((50, 500, 500, 2_000, 60_000)),
         retention_ms=pick((0, 0, 0, 0, 500, 20_000)),
         retention_bytes=pick((0, 0, 0, 0, 1, 2_000)),

@@ -37,7 +37,6 @@ from tests.sim.pacing import SHARE, change_pace, random_pace
 from tests.sim.probe import Probe
 from tests.sim.reclaim import note_ledgers
 from tests.sim.settings import (
-    RESERVE_BYTES,
     SLOW,
     random_config,
     random_latency,
@@ -435,12 +434,13 @@ class Simulation:
     async def _low_disk(self) -> None:
         """Less is free than the reserve: produce is refused (P9), the rest goes on, and all is well afterwards."""
         life, world = self.life, self.world
+        reserve_bytes = life.config.disk_reserve_bytes
         life.vfs.capacity_bytes = 1 << 40
-        life.vfs.capacity_bytes -= life.vfs.free_bytes("") - RESERVE_BYTES // 2
+        life.vfs.capacity_bytes -= life.vfs.free_bytes("") - reserve_bytes // 2
         world.trace("the disk is nearly full")
         await asyncio.sleep(1.1)
         # What the broker has given back meanwhile, such as segments of its journal, may have made room.
-        has_room = life.vfs.free_bytes("") >= RESERVE_BYTES
+        has_room = life.vfs.free_bytes("") >= reserve_bytes
         if life.serves and not life.is_disturbed and not has_room:
             world.count["produce calls on a nearly full disk"] += 1
             batch = random_messages(self.rng, self._payloads, world.wall.now_ms(), long=False)

@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
 
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed
 from broker.folder.broker import Broker
+from broker.runtime.vfs import read_file
+from broker.storage.blocks import PACKED
+from broker.storage.manifest import decode_topic
 from broker.testing.fault_plan import Fault, FaultPlan
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS
@@ -104,6 +107,16 @@ _ENDS_WRITING = ("write", "sync", "sync_dir")
 """Operations after whose failure nobody knows what the disk holds. All others had no effect, and are tried again."""
 
 
+def ends_writing(kind: str, path: str) -> bool:
+    """Return whether the broker must end once such an operation has failed.
+
+    It goes on without a file that it has just made and that no manifest names: of an index, or of packed rows. The
+    folder that packed rows lie in is that of all ledgers, whose names a sync that failed leaves in doubt.
+    """
+    is_spare = bool(_FOLDERS_OF_INDEXES & {*path.split("/")}) or path.endswith(f".{PACKED}")
+    return kind in _ENDS_WRITING and not is_spare
+
+
 class DiskFaults(FaultPlan):
     """Faults of one life's disk; besides errors, its end before a chosen change."""
 
@@ -111,7 +124,9 @@ class DiskFaults(FaultPlan):
         super().__init__()
         self.changes_left: int | None = None
         self.refused_us: int | None = None  # when a write or sync failed first, for which the broker must end
-        self.forgets_indexes = False  # a folder of indexes failed a sync, and may lose later names too
+        self.forgetful: set[str] = (
+            set()
+        )  # folders of buckets that failed a sync, and may lose later names too
         self._now_us = now_us
         self._on_death = on_death
         self._dead = False
@@ -126,11 +141,10 @@ class DiskFaults(FaultPlan):
                 self._on_death()
                 raise ProcessDied
         fault = super().take(kind, path, touched)
-        is_of_index = bool(_FOLDERS_OF_INDEXES & {*path.split("/")})
-        if fault is not None and kind in _ENDS_WRITING and not is_of_index and self.refused_us is None:
+        if fault is not None and ends_writing(kind, path) and self.refused_us is None:
             self.refused_us = self._now_us()
-        if fault is not None and kind == "sync_dir" and is_of_index:
-            self.forgets_indexes = True
+        if fault is not None and kind == "sync_dir" and path.endswith("/buckets"):
+            self.forgetful.add(path)
         return fault
 
     @property
@@ -257,8 +271,10 @@ class World:
         self.config = BrokerConfig()  # of the present life
         self.disk_ran_full = False
         self.writing_failed = False  # in the present life
-        self.has_lost_indexes = False
-        """The disk as it was found may lack what it said it had synced in a folder of indexes (`DiskFaults`)."""
+        self.forgetful: set[str] = set()
+        """Folders of buckets that failed a sync in any life before this one (`DiskFaults`)."""
+        self.lost_buckets: set[int] = set()
+        """Topics of those for which this life found no bucket that the manifest names."""
         self.slow_until_us = 0
         self.is_calm = False  # nothing goes wrong in this run, so that lateness can be checked closely
         self.slack_us = 2_000_000
@@ -282,7 +298,9 @@ class World:
     def new_life(self, vfs: MemVfs, config: BrokerConfig) -> Life:
         self._lives += 1
         self.writing_failed = False
-        return Life(self, vfs, config, self._lives)
+        life = Life(self, vfs, config, self._lives)
+        self.lost_buckets = {topic_id for folder in self.forgetful for topic_id in _lacking(vfs, folder)}
+        return life
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         """Run to the end of the scenario or to the first failure, whichever comes first; raises it."""
@@ -308,6 +326,15 @@ class World:
             raise cast(BaseException, self._failed.exception())
         task.result()
         self._failed.cancel()
+
+
+def _lacking(vfs: MemVfs, folder: str) -> Iterator[int]:
+    """The topic of a folder of buckets, if that lacks one that the topic's manifest names."""
+    manifest = f"{folder.rpartition('/')[0]}/manifest"
+    if vfs.exists(manifest):
+        image = decode_topic(read_file(vfs, manifest), manifest)
+        if not all(vfs.exists(f"{folder}/{bucket_id}.bucket") for bucket_id in image.bucket_ids):
+            yield image.topic_id
 
 
 def power_cut(life: Life, policy: CrashPolicy, rng: random.Random) -> MemVfs:
