@@ -183,6 +183,7 @@ class Broker:
             note=self.counters.note_compaction,
             checkpoint=self._write_checkpoint,
             changed=self._changed,
+            on_write_failed=self._task_failed,
         )
 
     def _make_rewrites(self) -> LedgerRewrites:

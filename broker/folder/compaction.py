@@ -13,7 +13,8 @@ In a cluster the record leaves entries out, and names no files: each node writes
 the one that commits, which has them and swaps them in once the record is applied.
 
 A crash before the record is durable leaves files that nobody names, and the lease's folder: recovery removes both.
-After it, replay puts the generations in place.
+After it, replay puts the generations in place. A sync that fails as files are moved ends writing: the folder has the
+names of all ledgers of the topic.
 
 Invariants (COMPACTION-1 and COMPACTION-3 stand in `compaction_leases`):
   COMPACTION-2  Nothing but a commit under a lease that is current changes anything, and it does so once.
@@ -53,7 +54,7 @@ from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
 from broker.runtime.supervise import YieldBudget
-from broker.runtime.vfs import Vfs
+from broker.runtime.vfs import Vfs, WriteFailed
 from broker.storage.amendments import NONE
 from broker.storage.blocks import KINDS, SparseSizes
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
@@ -96,10 +97,12 @@ class Compactions:
         note: Callable[[str], None],
         checkpoint: Callable[[], Awaitable[None]],
         changed: Callable[[Topic], None],
+        on_write_failed: Callable[[OSError], None],
     ) -> None:
         self._note = note  # counts how leases ended
         self._checkpoint = checkpoint
         self._changed_topic = changed
+        self._on_write_failed = on_write_failed
         self._registry = registry
         self._layout = layout
         self._vfs = vfs
@@ -272,6 +275,10 @@ class Compactions:
             await self._staging.move(held.lease.folder, self._layout.ledgers(topic.topic_id), names)
             await self._remember_keys(topic, wanted)
         except (OSError, PostdateError) as error:
+            if isinstance(error, WriteFailed):
+                # A later sync of that folder would vouch for names that the system has dropped, those of new ledgers
+                # among them.
+                self._on_write_failed(error)
             await self._staging.remove_moved(topic.topic_id, wanted)
             if not isinstance(error, OSError):
                 raise

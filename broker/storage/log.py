@@ -270,12 +270,13 @@ class TopicLog:
         self.amendments.put(ledger.name.ledger_id, amendments)
 
     def put_files(self, ledger: Ledger) -> None:
-        """A sealed ledger is read from other files from now on. A checkpoint removes the old ones (LOG-4)."""
+        """A sealed ledger is read from other files from now on. A checkpoint syncs their folder, as that of a ledger
+        which has changed, before its manifest names them; then it removes the old ones (LOG-4)."""
         ledger_id = ledger.name.ledger_id
         old = self._ledgers[ledger_id]
         assert old.sealed and old.entry_count == ledger.entry_count, "another length"
         self._ledgers[ledger_id] = ledger
-        self.dirty.pop(ledger_id, None)
+        self.dirty[ledger_id] = ledger
         self.dropped.append(DroppedLedger(old, "", ledger))
 
     def was_dropped(self, ledger_id: int) -> bool:

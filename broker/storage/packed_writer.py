@@ -6,7 +6,7 @@ capture that comes of it. The rows that it was made of go later.
 Invariants:
   PACKING-1  Rows are read with their checksums, so that what is damaged is never packed; and each block that was packed
       is unpacked and compared with its rows before it is written.
-  PACKING-2  When the last step returns, file and folder are on disk.
+  PACKING-2  When the last step returns, the file is on disk. Its name is once a checkpoint has synced the folder.
 """
 
 from __future__ import annotations
@@ -55,5 +55,4 @@ def pack_rows(vfs: Vfs, folder: str, capture: LedgerCapture) -> Packing:
         directory = encode_end(b"".join(items), capture.row_count)
         file.pwrite([directory], end)
         file.sync()
-        vfs.sync_dir(folder)
     return replace(capture, packed_bytes=end + len(directory))

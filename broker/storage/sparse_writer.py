@@ -9,8 +9,8 @@ Invariants:
   GENERATION-1  Frames are copied byte for byte, so that what the producer's checksum covered is still covered by it.
   GENERATION-2  Times are the effective ones under the amendments given, and times to live count from them. Cancelled
       entries are not live, whoever has not settled them.
-  GENERATION-3  When `write_generation` returns, files and folder are on disk. Who takes them reads them back
-      (`sparse_check`), and nobody else.
+  GENERATION-3  When `write_generation` returns, the files are on disk. Their names are once whoever takes them has
+      synced the folder. Who takes those of a job reads them back (`sparse_check`), and nobody else.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class _GenerationWriter:
 
     def __init__(self, vfs: Vfs, name: LedgerName) -> None:
         assert name.sparse and not name.packed
-        self._vfs = vfs
         self._name = name
         self._files: dict[str, File] = {}
         self._data_bytes = 0
@@ -171,7 +170,6 @@ class _GenerationWriter:
         self._files["rows"].pwrite([self._rows.encode_footer()], HEADER_BYTES + count * ROW.itemsize)
         for file in self._files.values():
             file.sync()
-        self._vfs.sync_dir(self._name.folder)
         return replace(
             source,
             generation=self._name.generation,

@@ -46,6 +46,7 @@ _PACING = "broker.subscriptions.pacing"
 _PUMP = "broker.delayed.index_pump"
 _FEED = "broker.delayed.index_feed"
 _CHECKPOINT = "broker.folder.checkpoint"
+_PACKED = "broker.storage.packed_writer"
 _SUBSCRIPTIONS = "broker.topics.topic_subscriptions"
 
 MUTATIONS = (
@@ -85,6 +86,30 @@ MUTATIONS = (
         "broker.storage.ledger_files",
         "            handles.data.sync()\n            handles.times.sync()\n            handles.rows.sync()\n",
         "",
+    ),
+    _bug(
+        "no fsync of packed rows",
+        _PACKED,
+        "        file.sync()\n",
+        "",
+    ),
+    _bug(
+        "no fsync of the folder of packed rows",
+        "broker.storage.log",
+        "        self.dirty[ledger_id] = ledger\n        self.dropped",
+        "        self.dropped",
+    ),
+    _bug(
+        "no fsync of the folder of buckets",
+        "broker.runs.storage",
+        '            self._vfs.sync_dir(self.path.rpartition("/")[0])\n',
+        "",
+    ),
+    _bug(
+        "the disk's reserve is for all",
+        "broker.folder.broker",
+        "        if self._disk_full or self._appended_into_reserve():\n",
+        "        if False:\n",
     ),
     _bug(
         "no fsync before a rename",

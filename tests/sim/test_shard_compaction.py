@@ -16,6 +16,7 @@ from broker.folder.ledger_rewrites import LedgerRewrites
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position
 from broker.storage.records import Seeked
+from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -385,6 +386,30 @@ def test_a_rewrite_waits_while_the_disk_is_nearly_full(caplog: pytest.LogCapture
         assert await agrees(shard.standby, node)
         shard.taking.cancel()
         await other.stop()
+        await shard.owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_folder_that_cannot_be_synced_ends_the_node_and_nothing_is_lost() -> None:
+    """A sync of it that failed, and was passed over, would leave names in doubt that a later manifest relies on."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        shard = Shard(loop)
+        node = await shard.start()
+        pending, _, _ = await fill(node, 3)
+        await compact(node)
+        await shard.standby.reach(node.broker.journal.durable_lsn)
+        other, disk = shard.standby.node, shard.standby.vfs
+        await other.checkpoint()  # what was left out is on the disk
+        fault = disk.faults.add(Fault("sync_dir", "*/ledgers"))
+        await asyncio.sleep(60)
+        assert fault.hit_count == 1 and other.failures
+        await shard.restart_standby(CrashPolicy.LOSE_UNSYNCED)
+        await wait_there(shard.standby.node, {position.ledger_id: 1 for position in pending})
+        assert await agrees(shard.standby, node)
+        shard.taking.cancel()
+        await shard.standby.node.stop()
         await shard.owner.stop()
 
     run_sim(scenario, seed=1)

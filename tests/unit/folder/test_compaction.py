@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Fenced, InvalidRequest, LimitReached, NotFound, Refused
+from broker.errors import Fenced, InvalidRequest, LimitReached, NotFound, Refused, Unavailable
 from broker.folder import compaction_leases
 from broker.folder.compaction_values import Lease
 from broker.jobs import rewrite as module
 from broker.model import Position
 from broker.storage.compaction_inputs import LedgerOutput, Outputs
 from broker.storage.records import Seeked
-from broker.testing.mem_vfs import CrashPolicy
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.control import position_of_time, seek
 from broker.topics.generations import Refusal
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
@@ -27,6 +30,7 @@ from tests.unit.folder.compaction_world import (
     TOPIC,
     begin,
     compact,
+    config,
     fill,
     generations,
     ledger_ids,
@@ -419,6 +423,27 @@ def test_damaged_outputs_are_refused(kind: str):
         return node
 
     run(scenario)
+
+
+def test_a_folder_that_cannot_be_synced_ends_writing_and_nothing_is_lost():
+    """A sync of it that failed, and was passed over, would leave names in doubt that a later manifest relies on."""
+
+    async def whole(loop: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, config()).open()
+        pending, _, _ = await fill(node, 2)
+        await node.produce(TOPIC, [Outgoing(b"another", deliver_after_ms=LATER_MS)] * 10)
+        node.vfs.faults.add(Fault("sync_dir", "*/ledgers"))
+        with pytest.raises(Unavailable, match="cannot be moved"):
+            await compact(node)
+        assert node.broker.journal.failed is not None and len(node.failures) == 1
+        crashed = node.crash(CrashPolicy.LOSE_UNSYNCED).open()
+        assert set(generations(crashed).values()) == {0}
+        inbox = await crashed.subscribe(TOPIC, "billing")
+        await asyncio.sleep(LATER_MS / 1000 + 1)
+        assert set(pending) < {each.position for each in inbox.poll()}
+        await crashed.stop()
+
+    run_sim(whole, seed=1)
 
 
 def test_an_output_that_lacks_something_live_is_refused():

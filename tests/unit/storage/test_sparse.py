@@ -210,10 +210,13 @@ async def test_a_cut_file_is_found() -> None:
         file.close()
 
 
-async def test_a_generation_is_on_disk_when_it_is_written() -> None:
+async def test_generation_3_files_are_on_disk_and_their_names_once_the_folder_is_synced() -> None:
     book, capture = await sealed_book(20)
-    generation = rewrite(book, capture, [3, 9])
     assert isinstance(book.vfs, MemVfs)
+    begun = len(book.vfs.ops)
+    generation = rewrite(book, capture, [3, 9])
+    assert not any(op.kind == "sync_dir" for op in book.vfs.ops[begun:]), "it has names of others too"
+    book.vfs.sync_dir(FOLDER)
     crashed = book.vfs.crashed(book.vfs.op_count, CrashPolicy.LOSE_UNSYNCED)
     assert verify_ledger(crashed, FOLDER, generation) == []
 
