@@ -228,7 +228,8 @@ class BulkChanges:
         def submit(
             change: Cancelled | Moved | None, outcomes: OutcomeColumns, examined: int, following: Key | None
         ) -> asyncio.Future[None]:
-            if (topic.topic_id, bulk_id) in self._ending:  # BULKWORK-1
+            now = topic.bulk.get(bulk_id)
+            if (topic.topic_id, bulk_id) in self._ending or now is None or now.end:  # BULKWORK-1
                 raise _EndedMeanwhileError
             matched = len(outcomes.found())
             progress = BulkProgress(

@@ -207,6 +207,29 @@ def test_cancelled_ones_end_where_they_are() -> None:
     run(scenario)
 
 
+def test_a_step_that_was_begun_before_a_cancel_was_answered_changes_nothing() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await fill(node, 6)
+        bulk, topic = node.broker.bulk_changes, node.topic(TOPIC)
+        room, waits = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            waits.set()
+            await room.wait()
+
+        beginning = asyncio.ensure_future(begin(node, CANCEL))
+        await asyncio.sleep(0)  # it has asked for room
+        bulk._wait_room = wait
+        bulk_id = await beginning
+        await waits.wait()
+        assert (await bulk.cancel(topic, bulk_id)).end is BulkEnd.CANCELLED
+        room.set()
+        await asyncio.sleep(1)
+        assert await minutes(node) == list(range(6))
+
+    run(scenario)
+
+
 def test_one_that_cannot_go_on_fails_with_the_reason_and_the_next_one_is_made() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await fill(node, 9)
