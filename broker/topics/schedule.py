@@ -12,6 +12,7 @@ from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
 from broker.storage.changes import Cancelled, Moved
 from broker.topics.changing import Changing, ChangingTopic
 from broker.topics.schedule_values import (
@@ -27,7 +28,7 @@ from broker.topics.schedule_values import (
     ScheduledPage,
     ScheduledState,
 )
-from broker.topics.scheduled import ScheduledLook
+from broker.topics.scheduled import LOOKED_MAX, ScheduledLook
 from broker.topics.topic_keys import TopicKeys
 
 
@@ -47,6 +48,7 @@ class Schedule:
 
     def __init__(self, topic: ScheduledTopic, clock: Clock) -> None:
         self._topic = topic
+        self._clock = clock
         self._changing = Changing(topic, clock)
         self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due)
 
@@ -72,6 +74,17 @@ class Schedule:
     async def count(self, due: DueRange, width_ms: int) -> ScheduledCounts:
         """Messages whose time has not come, by due time; one bar if `width_ms` is 0. Reads no messages."""
         return await self._look.count(due, width_ms)
+
+    async def count_matching(self, due: DueRange, key_prefix: str) -> int:
+        """Count what waits and matches. Where a prefix is given, every message of the range is read."""
+        budget = YieldBudget(self._clock)
+        at: Key | None = (0, 0, 0)
+        count = 0
+        while at is not None:
+            next_ = await self._look.next_matching(due, key_prefix, at, LOOKED_MAX, None)
+            count, at = count + len(next_.entries), next_.end
+            await budget.spent()
+        return count
 
     async def times(self, due: DueRange, limit: int) -> Int64Column | None:
         """The due times of what waits in a range, exactly, rising; None if these are more than `limit`."""

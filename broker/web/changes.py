@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections import Counter
+import secrets
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 from aiohttp import web
 
@@ -19,16 +17,15 @@ from broker.topics.schedule_values import (
     Move,
 )
 from broker.topics.topic import Topic
-from broker.web.jobs import Job
+from broker.web.bulk_changes import bulk_change_link
 from broker.web.refusals import PageRefusal
 from broker.web.render import duration
 from broker.web.scheduled import message_link
 from broker.web.search import Search, form_time, parse_change
 from broker.web.site import Visit, entry_set, parse_position, see_other
 
-_PAGE = 2_000
-_PATIENCE_SECONDS = 1.5
-"""A change that ends within it is told on the page it came from; others have a page of their own."""
+_LOOKS = 10
+_LOOK_SECONDS = 0.1
 _COUNT_SECONDS = 8.0
 _EXAMPLES = 5
 
@@ -55,9 +52,12 @@ def _call_of(change: Change) -> tuple[str, dict[str, int]]:
     """Return the call that makes a change, and its fields beside what is changed."""
     if isinstance(change, Cancel):
         return "CancelScheduled", {}
-    assert isinstance(change, Move)
-    times = {name: getattr(change, name) for name in ("deliver_at_ms", "deliver_after_ms", "shift_ms")}
-    return "Reschedule", {name: time for name, time in times.items() if time is not None}
+    return "Reschedule", _time_of(change)
+
+
+def _time_of(move: Move) -> dict[str, int]:
+    times = {name: getattr(move, name) for name in ("deliver_at_ms", "deliver_after_ms", "shift_ms")}
+    return {name: time for name, time in times.items() if time is not None}
 
 
 def _result_of(outcome: Mapping[str, Any]) -> ChangeResult:
@@ -85,7 +85,7 @@ async def show_change(visit: Visit) -> web.Response:
     """GET /scheduled/change?topic=&prefix=&from=&until=&action=: what would be changed."""
     search, change = _asked(visit.query)
     topic = visit.topic(search.topic)
-    matched, is_exact = await _count(topic, search, change)
+    matched, is_exact = await _count(topic, search)
     examples = (await topic.schedule.page(search.due, search.prefix, None, _EXAMPLES)).scheduled
     action = visit.query["action"]
     return await visit.page(
@@ -105,95 +105,32 @@ async def show_change(visit: Visit) -> web.Response:
             )
             for entry in examples
         ],
-        fields=search.fields() | {name: visit.query.get(name, "") for name in ("action", "how", "at", "by")},
+        fields=search.fields()
+        | {name: visit.query.get(name, "") for name in ("action", "how", "at", "by")}
+        | {"request_id": secrets.token_urlsafe(12)},  # a form that is sent twice begins one change
     )
 
 
 async def start_change(visit: Visit) -> web.Response:
     """POST /scheduled/change: the change that was shown and confirmed."""
     search, change = _asked(visit.form)
-    visit.check(search.topic)
-    action, (call, fields) = visit.form["action"], _call_of(change)
-    matched = visit.form.get("matched", "")
-    expected = int(matched) if re.fullmatch(r"[0-9]{1,15}", matched) else 0
-
-    async def work(job: Job) -> None:
-        due = {"start_ms": search.start_ms, "end_ms": search.end_ms}
-        selector = {"filter": {"due": due, "key_prefix": search.prefix}}
-        token: str | None = ""
-        while token is not None and not job.is_stopped:
-            answer = await visit.call(
-                call, topic=search.topic, selector=selector, page_size=_PAGE, page_token=token, **fields
-            )
-            job.results += Counter(_result_of(outcome) for outcome in answer["outcomes"])
-            token = answer["next_page_token"] or None
-
-    title = f"{_VERBS[action]} in {search.topic}"
-    job = visit.site.jobs.start(title, search.topic, search.link(), expected, work)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            await job.done.wait()
-    if not job.done.is_set():
-        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action, "topic": search.topic}))
-    return visit.done(*summary(action, job), search.link())
-
-
-async def show_job(visit: Visit) -> web.Response:
-    """GET /changes/{job}?action=&topic="""
-    job = visit.site.jobs.find(visit.params["job"])
-    if job is None:
-        raise PageRefusal(
-            "Nothing is known of that change: it ended some time ago, or the broker restarted.", 404
-        )
-    visit.check(job.topic)
-    action = visit.query.get("action", "")
-    kind, text = summary(action if action in _DONE else "move", job)
-    return await visit.page(
-        "job.html",
-        title=job.title,
-        action=action,
-        topic=visit.query.get("topic", ""),
-        back=job.back,
-        started_ms=job.started_ms,
-        is_done=job.done.is_set(),
-        looked_at=job.looked_at,
-        expected=job.expected,
-        kind=kind,
-        text=text,
+    answer = await visit.call(
+        "StartBulkChange",
+        topic=search.topic,
+        filter={
+            "due": {"start_ms": search.start_ms, "end_ms": search.end_ms},
+            "key_prefix": search.prefix,
+        },
+        request_id=visit.form.get("request_id", ""),
+        **({"cancel": True} if isinstance(change, Cancel) else _time_of(change)),
     )
-
-
-async def stop_job(visit: Visit) -> web.Response:
-    """POST /changes/{job}: change no more"""
-    job = visit.site.jobs.find(visit.params["job"])
-    if job is None:
-        raise PageRefusal("Nothing is known of that change.", 404)
-    visit.check(job.topic)
-    job.is_stopped = True
-    await job.done.wait()  # for the messages it is at
-    action = visit.form.get("action", "")
-    return visit.done(*summary(action if action in _DONE else "move", job), job.back)
-
-
-def summary(action: str, job: Job) -> tuple[str, str]:
-    """Return what came of a change, with counts."""
-    done, delivered, missing, cancelled = (
-        job.results[result]
-        for result in (
-            ChangeResult.DONE,
-            ChangeResult.ALREADY_DELIVERED,
-            ChangeResult.NOT_FOUND,
-            ChangeResult.ALREADY_CANCELLED,
-        )
-    )
-    text = f"{_DONE[action]}: {done:,}. Already delivered: {delivered:,}. Not found: {missing:,}."
-    if cancelled:
-        text += f" Already cancelled: {cancelled:,}."
-    if job.is_stopped:
-        text = f"It was stopped. {text}"
-    if job.failure:
-        return "failed", f"It ended early: {job.failure} {text}"
-    return ("done" if done else "nothing"), text
+    bulk_id = int(answer["bulk_change"]["id"])
+    for _ in range(_LOOKS):  # a short one is shown with what came of it
+        answer = await visit.call("GetBulkChange", topic=search.topic, id=bulk_id)
+        if int(answer["bulk_change"]["end_time_ms"]):
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+    return see_other(bulk_change_link(search.topic, bulk_id))
 
 
 def _asked(given: Mapping[str, str]) -> tuple[Search, Change]:
@@ -203,7 +140,7 @@ def _asked(given: Mapping[str, str]) -> tuple[Search, Change]:
     return search, parse_change(given)
 
 
-async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, bool]:
+async def _count(topic: Topic, search: Search) -> tuple[int, bool]:
     """Count the messages that match, and say whether that is exact: a long count ends with what the index knows."""
     counts = await topic.schedule.count(search.due, 0)
     within = sum(messages for _, messages in counts.bars)
@@ -211,10 +148,7 @@ async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, boo
         return within, True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_COUNT_SECONDS):
-            page = await topic.schedule.change_matching(
-                search.due, search.prefix, change, 1, None, dry_run=True
-            )
-            return page.matched, True
+            return await topic.schedule.count_matching(search.due, search.prefix), True
     return within, False
 
 
@@ -222,7 +156,6 @@ def _words(change: Change) -> str:
     """Return what a change does, after "This will move 12 messages"."""
     if isinstance(change, Cancel):
         return "Nobody gets them."
-    assert isinstance(change, Move)
     if change.deliver_at_ms is not None:
         return f"All of them to {form_time(change.deliver_at_ms).replace('T', ' ')} UTC."
     if change.shift_ms is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.web import audit, dead_letters, manage, storage, topics
-from broker.web.changes import change_message, show_change, show_job, start_change, stop_job
+from broker.web.bulk_changes import cancel_bulk_change, show_bulk_change
+from broker.web.changes import change_message, show_change, start_change
 from broker.web.cluster import show_cluster
 from broker.web.overview import show_overview
 from broker.web.owed import show_owed
@@ -38,10 +39,10 @@ ROUTES: list[PageRoute] = [
     route("GET", "/", show_overview, "GetStats"),
     route("GET", "/timeline", show_timeline, "CountScheduled"),
     route("GET", "/scheduled", show_scheduled, "ListScheduled"),
-    route("GET", "/scheduled/change", show_change, "CancelScheduled"),
-    route("POST", "/scheduled/change", start_change, "CancelScheduled"),
-    route("GET", "/changes/{job}", show_job, "CancelScheduled"),
-    route("POST", "/changes/{job}", stop_job, "CancelScheduled"),
+    route("GET", "/scheduled/change", show_change, "StartBulkChange"),
+    route("POST", "/scheduled/change", start_change, "StartBulkChange"),
+    route("GET", "/topics/{topic}/bulk-changes/{id}", show_bulk_change, "GetBulkChange"),
+    route("POST", "/topics/{topic}/bulk-changes/{id}", cancel_bulk_change, "CancelBulkChange"),
     route("GET", "/topics/{topic}/messages/{id}", show_message, "GetScheduled"),
     route("POST", "/topics/{topic}/messages/{id}", change_message, "CancelScheduled"),
     route("GET", "/topics", topics.show_topics, "GetTopic"),

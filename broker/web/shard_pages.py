@@ -331,5 +331,5 @@ _OF_ALL: dict[str, Handler] = {
     "/dead-letters": _show_letters,
     "/storage": _show_storage,
 }
-_MADE_HERE = frozenset({"/audit", "/audit/report.html", "/changes/{job}"})
-"""A broker has one folder of reports; changes go on where they were asked for."""
+_MADE_HERE = frozenset({"/audit", "/audit/report.html"})
+"""A broker has one folder of reports."""

@@ -52,7 +52,6 @@ from broker.web.guard import (
     is_own_form,
     is_same_origin,
 )
-from broker.web.jobs import Jobs
 from broker.web.refusals import CallRefusal, PageRefusal
 from broker.web.render import Renderer, StaticFile, load_static
 from broker.web.source import PageSource, ShardSource, point_to_owner
@@ -302,7 +301,6 @@ class Site:
         self.calls = source.calls
         self.guard = Guard(listen_host, source.clock, allows_plaintext=config.allow_plaintext)
         self.hosts = Hosts(config.http_hosts, listen_host)
-        self.jobs = Jobs(source.clock)
         self.due_counts = DueCountCache(source.clock)
         self._refused_forms = CountedNotice(source.clock)
         self._late_logins = CountedNotice(source.clock)

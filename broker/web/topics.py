@@ -25,6 +25,7 @@ from broker.settings import SettingKind, Spec, Value, show
 from broker.subscriptions.subscription import Subscription
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
+from broker.web.bulk_changes import list_bulk_changes
 from broker.web.overview import quantile_ms
 from broker.web.owed import owed_link
 from broker.web.site import Missing, Visit
@@ -158,6 +159,7 @@ async def show_topic(visit: Visit) -> web.Response:
         index_bytes=index.disk_bytes,
         subscriptions=[_subscription_row(broker, topic, subscription) for subscription in page],
         settings_rows=_settings(topic.policy, topic.policies.own),
+        bulk_changes=list_bulk_changes(topic) if visit.may("ListBulkChanges", topic.name) else [],
         next_link=here + "?" + urlencode({"after": page[-1].name}) if len(subscriptions) > len(page) else "",
         first_link=here if after else "",
     )

@@ -50,7 +50,7 @@ PAGES = {
 
 def test_no_page_is_forgotten():
     assert pages_without(PAGES) == {
-        "/changes/{job}",
+        "/topics/{topic}/bulk-changes/{id}",
         "/audit/report.html",
     }  # seen while a change runs; a report
 
@@ -193,7 +193,9 @@ def test_all_that_match_are_counted_then_cancelled(window: Window, shop: Shop):
     page.click("button:has-text('Cancel…')")
     assert window.heading == "This will cancel 100 messages"
     page.click("button:has-text('Cancel 100 messages')")
-    assert window.flash == "Cancelled: 100. Already delivered: 0. Not found: 0."
+    assert window.heading == "Cancel: done"
+    assert window.flash == "Cancelled: 100 of 100 messages that matched."
+    page.click("a:has-text('To the list')")
     assert "Nothing here." in page.inner_text("main")
 
     async def left(client):

@@ -116,7 +116,6 @@ TASKS = {
     # Whatever a node answers, it is asked again.
     "questions to node *": Row(LASTS, {"Peers._ask": ANY_FILE | Kind.BUG}, runs_here=False),
     "service watchdog": Row(ENDS, runs_here=False),  # where nobody listens there is nothing to do
-    "change of *": Row(ENDS, {"Jobs._run > work": READ}, runs_here=False),  # its failure is shown on its page
     # of a node of a cluster, which the broker of this world is not
     "heartbeats": Row(LASTS, runs_here=False),
     "bases": Row(LASTS, {"ShardBases._look": ANY_FILE}, runs_here=False),

@@ -26,7 +26,6 @@ from broker.server import Server
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.web.jobs import Job, Jobs
 from tests.configs import broker_config
 from tests.crash.interrupted import BUGS, ERRORS, Interrupted, Interruption, Kind
 from tests.crash.test_background_tasks import ENDS, TASKS, row_of, survived_at
@@ -122,17 +121,12 @@ async def test_a_task_of_the_edges_survives_or_tells(
     await server.start()
     try:
         server.reload_soon()
-        Jobs(server.broker.clock, server.broker.supervisor.spawn).start("test", "/", 1, work)
         await target.check(server.broker.supervisor, lambda: asyncio.sleep(0.01))
         if server.broker.supervisor.failure is not None:
             await asyncio.wait_for(server.wait_stop(), LIMIT_SECONDS)
             assert server.failure is not None
     finally:
         await server.stop()
-
-
-async def work(job: Job) -> None:
-    await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("case", cases(list(OF_FRONTS)), ids=str)

@@ -17,8 +17,9 @@ CHANGES: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     (f"{ORDERS}/messages/1:3", "/topics/{topic}/messages/{id}"): ({"action": "cancel"}, "CancelScheduled"),
     ("/scheduled/change", "/scheduled/change"): (
         {"topic": "orders", "action": "move", "how": "by", "by": "1d"},
-        "Reschedule",
+        "StartBulkChange",
     ),
+    (f"{ORDERS}/bulk-changes/1", "/topics/{topic}/bulk-changes/{id}"): ({}, "CancelBulkChange"),
     (BILLING, "/topics/{topic}/subscriptions/{name}"): ({"action": "pause"}, "Pause"),
     (f"{BILLING}/skip", "/topics/{topic}/subscriptions/{name}/skip"): ({}, "SkipAll"),
     (f"{BILLING}/settings", "/topics/{topic}/subscriptions/{name}/settings"): (
@@ -44,7 +45,6 @@ CHANGES: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
 }
 """By its place and path: a form that asks for it, and the call that it is."""
 NO_CHANGES = {
-    "/changes/{job}",  # stops what was begun
     "/topics/{topic}/produce",  # as Produce, which metrics count
 }
 
@@ -72,6 +72,8 @@ async def test_every_change_leaves_a_line_with_who_asked(
     if has_rules:
         await pages.log_in()
     form, action = CHANGES[case]
+    if action == "CancelBulkChange":
+        await pages.post("/scheduled/change", topic="orders", action="cancel")
     with caplog.at_level(logging.INFO):
         caplog.clear()
         await pages.post(case[0], back="/", **form)

@@ -57,7 +57,7 @@ VALUES = [
     "by",
     "orders",
 ]
-FIXED = {"topic": "orders", "name": "billing", "id": "1:3", "job": "none", "action": "move", "how": "at"}
+FIXED = {"topic": "orders", "name": "billing", "id": "1:3", "action": "move", "how": "at"}
 """Fields of a request besides the one that is tried, so that the page comes so far as to read others."""
 
 

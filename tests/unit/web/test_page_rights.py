@@ -56,7 +56,7 @@ rights = ["produce", "consume", "schedule", "manage"]
 PRINCIPALS = ("ada", "producer", "scheduler", "consumer", "billing", "operator", "nobody")
 SECRETS = ("payroll", "salaries", "boni", "raise of eve", "secret-schedule", "raise/1")
 """Names and texts of the topic of others."""
-OF_TOPIC = {"topic": "payroll", "name": "salaries", "id": "1:0", "job": "none"}
+OF_TOPIC = {"topic": "payroll", "name": "salaries", "id": "1:0"}
 HOUR_MS = 3_600_000
 
 

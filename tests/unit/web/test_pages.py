@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import itertools
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -64,7 +67,7 @@ PATHS = [
 
 
 PASSING_PAGES = {
-    "/changes/{job}",  # needs a change under way
+    "/topics/{topic}/bulk-changes/{id}",  # needs a bulk change
     "/audit/report.html",  # needs a report; has headers of its own
 }
 
@@ -408,34 +411,68 @@ async def test_all_that_match_are_counted_first_and_changed_after(make_pages):
     text = await pages.get("/scheduled/change?topic=orders&prefix=order/1&action=cancel")
     assert "This will cancel 11 messages" in text
     topic = pages.broker.registry.topic("orders")
-    assert topic.index.scheduled_count() == 20
-    text = await pages.post(
-        "/scheduled/change", topic="orders", prefix="order/1", action="cancel", matched="11"
-    )
-    assert "Cancelled: 11. Already delivered: 0. Not found: 0." in text
+    assert topic.index.scheduled_count() == 20 and not topic.bulk.ids()
+    text = await pages.post("/scheduled/change", topic="orders", prefix="order/1", action="cancel")
+    assert "Cancelled: 11 of 11 messages that matched." in text
     assert topic.index.scheduled_count() == 9
     text = await pages.post("/scheduled/change", topic="orders", action="move", how="by", by="1d")
-    assert "Moved: 9." in text
+    assert "Moved: 9 of 9 messages that matched." in text
 
 
-async def test_a_long_change_has_a_page_and_can_be_stopped(make_pages, monkeypatch):
-    monkeypatch.setattr(changes, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(changes, "_PAGE", 1)
-    pages = await make_pages()
-    await pages.produce("orders", *(Outgoing(b"x", deliver_after_ms=HOUR_MS + i) for i in range(2_000)))
-    csrf = await pages.csrf()
-    headers = {"Origin": f"http://{pages.server.address}"}
-    form = {"csrf": csrf, "topic": "orders", "action": "cancel", "matched": "2000"}
-    async with pages.session.post("/scheduled/change", data=form, headers=headers) as response:
-        place, text = response.url.path, await response.text()
-    assert "Under way" in text and "of 2,000" in text and "Stop it" in text
-    text = await pages.post(place, action="cancel")
-    told = re.search(r"It was stopped. Cancelled: ([0-9,]+)", text)
-    assert told is not None
-    left = pages.broker.registry.topic("orders").index.scheduled_count()
-    assert left == 2_000 - int(told[1].replace(",", "")) > 0
-    assert "Done" in await pages.get(place)
-    assert "Nothing is known of that change" in await pages.get("/changes/other", status=404)
+async def test_a_count_that_takes_long_ends_with_what_the_index_knows(make_pages, monkeypatch):
+    pages = await filled(make_pages)
+    monkeypatch.setattr(changes, "_COUNT_SECONDS", 0.0)
+    text = await pages.get("/scheduled/change?topic=orders&prefix=order/1&action=cancel")
+    assert "This will cancel about 20 messages" in text
+
+
+async def test_a_form_that_is_sent_twice_changes_once(make_pages):
+    pages = await filled(make_pages)
+    topic = pages.broker.registry.topic("orders")
+    before = (await topic.schedule.get("order/7")).deliver_at_ms
+    text = await pages.get("/scheduled/change?topic=orders&action=move&how=by&by=1h")
+    form = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', text))
+    for _ in range(2):
+        assert "Moved: 20 of 20" in await pages.post("/scheduled/change", **form)
+    assert topic.bulk.ids() == [1]
+    assert (await topic.schedule.get("order/7")).deliver_at_ms == before + HOUR_MS
+
+
+async def test_a_long_change_goes_on_by_itself_and_can_be_stopped(make_pages, monkeypatch):
+    pages = await filled(make_pages)
+    topic = pages.broker.registry.topic("orders")
+    may_go_on = asyncio.Event()
+    monkeypatch.setattr(changes, "_LOOKS", 0)
+    monkeypatch.setattr(pages.broker.bulk_changes, "_wait_room", may_go_on_after_the_first(may_go_on))
+    text = await pages.post("/scheduled/change", topic="orders", action="cancel")
+    assert "Cancel: running" in text and "0 of 20" in text and "Stop it" in text
+    place = "/topics/orders/bulk-changes/1"
+    text = await pages.get("/topics/orders")
+    assert f'<a href="{place}">Cancel</a>' in text and "running" in text
+    text = await pages.post(place)
+    assert "It was cancelled. Cancelled: 0 of 0 messages that matched." in text and "Stop it" not in text
+    may_go_on.set()
+    await pages.post("/scheduled/change", topic="orders", action="now")
+    while topic.bulk.unended_ids():
+        await asyncio.sleep(0)
+    text = await pages.get("/topics/orders/bulk-changes/2")
+    assert "Send now: done" in text and "Moved: 20 of 20 messages" in text, "the other one changes no more"
+    text = await pages.get("/topics/orders")
+    assert text.index(">Send now</a>") < text.index(">Cancel</a>") and ">cancelled</span>" in text
+    assert "BULK_CHANGE" not in text
+    assert "has no bulk change 9" in html.unescape(await pages.get(f"{place[:-1]}9", status=404))
+    assert "not the number" in await pages.get(f"{place[:-1]}x", status=404)
+
+
+def may_go_on_after_the_first(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    """Room for the call that begins a bulk change, and for its work once that is said."""
+    calls = itertools.count()
+
+    async def wait() -> None:
+        if next(calls):
+            await event.wait()
+
+    return wait
 
 
 async def test_a_change_of_all_needs_a_topic(make_pages):
