@@ -28,10 +28,10 @@ import numpy as np
 from broker.config import BrokerConfig
 from broker.delayed.due_rows import Key
 from broker.errors import (
+    Corrupt,
     InvalidRequest,
     LimitReached,
     NotFound,
-    OutOfRange,
     PostdateError,
     StorageFailed,
 )
@@ -198,12 +198,16 @@ class BulkChanges:
 
     async def _make(self, topic: Topic, bulk_id: int) -> None:
         """Take steps until the bulk change has ended."""
+        failure: PostdateError | None = None
         has_warned = False
         while not topic.deleted and (standing := topic.bulk.get(bulk_id)) is not None and not standing.end:
             if (ending := self._ending.get((topic.topic_id, bulk_id))) is not None:
                 await asyncio.wait([ending])
                 continue
             try:
+                if failure is not None:
+                    await asyncio.shield(self._end(topic, bulk_id, BulkEnd.FAILED, failure))
+                    continue
                 async with self._turns:
                     await self._wait_room()
                     await self._step(topic, bulk_id, standing)
@@ -212,9 +216,10 @@ class BulkChanges:
                 continue
             except StorageFailed:
                 raise
-            except (InvalidRequest, OutOfRange) as error:
-                if (topic.topic_id, bulk_id) not in self._ending and not topic.deleted:
-                    await asyncio.shield(self._end(topic, bulk_id, BulkEnd.FAILED, error))
+            except (InvalidRequest, Corrupt) as error:
+                if isinstance(error, Corrupt):
+                    log.error("A bulk change met damage", topic=topic.name, bulk_change=bulk_id, error=error)
+                failure = error
             except PostdateError as error:
                 if not (topic.deleted or has_warned or error.reason == "DRAINING"):
                     has_warned = True
@@ -276,7 +281,7 @@ class BulkChanges:
             end=end,
             end_ms=self._clock.now_ms(),
             failure_reason="" if error is None else error.reason,
-            failure="" if error is None else error.message[:_FAILURE_CHARACTERS_MAX],
+            failure="" if error is None else error.told[:_FAILURE_CHARACTERS_MAX],
             forgotten_ids=topic.bulk.forgotten_with(ending, self._config.tuning.bulk_ended_kept),
         )
         key = topic.topic_id, bulk_id

@@ -140,7 +140,8 @@ class ScheduledLook:
         with self._keep_files():
             await self._caught_up()
             while at is not None and room > 0 and scanned < LOOKED_MAX and bytes_left > 0:
-                step = _PREFIX_SCAN if key_prefix else room
+                # Not as few as there is room for: of what was moved already none is kept, and a scan costs as much.
+                step = _PREFIX_SCAN if key_prefix else limit
                 entries, at = await self._scan(wanted, at, step)
                 scanned += step
                 await budget.spent()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from broker.errors import InvalidRequest, LimitReached, NotFound, OutOfRange
+from broker.delayed.scan import scan
+from broker.errors import InvalidRequest, LimitReached, NotFound, OutOfRange, Unavailable
 from broker.policy import TopicPolicy
 from broker.storage.bulk import BulkDefinition, BulkEnd, BulkKind, BulkStanding
 from broker.testing.mem_vfs import MemVfs
@@ -26,7 +28,7 @@ LATER = BulkDefinition(BulkKind.SHIFT, 10 * 60_000)
 
 def run(scenario: Callable[[Node, SimClock], Awaitable[None]], **settings: object) -> None:
     async def whole(_: SimLoop, clock: SimClock) -> None:
-        node = Node(MemVfs(), clock, small_config(bulk_step_messages=3, **settings)).open()
+        node = Node(MemVfs(), clock, small_config(**{"bulk_step_messages": 3, **settings})).open()
         await node.create_subscription(TOPIC, "all")
         await scenario(node, clock)
 
@@ -253,6 +255,71 @@ def test_one_that_cannot_go_on_fails_with_the_reason_and_the_next_one_is_made() 
         )
 
     run(scenario)
+
+
+def test_one_that_fails_while_the_journal_takes_nothing_fails_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the broker stops: its journal is closed before its tasks are ended."""
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await fill(node, 3)
+        await node.topic(TOPIC).change_policy(TopicPolicy(max_delay_ms=2 * HOUR_MS))
+        bulk_id = await begin(node, BulkDefinition(BulkKind.SHIFT, 2 * HOUR_MS))
+        refused_at: list[int] = []
+
+        def refuse(*_: object) -> None:
+            refused_at.append(clock.now_ms())
+            raise Unavailable("The journal is closed")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.broker.journal, "submit", refuse)
+            await asyncio.sleep(3)
+        assert len(refused_at) >= 2
+        assert (await ended(node, bulk_id)).failure_reason == "DELIVER_AT_TOO_FAR"
+        assert (node.broker.supervisor.failure, node.failures) == (None, [])
+
+    run(scenario)
+
+
+def test_one_that_meets_a_damaged_index_fails_and_the_next_one_is_made() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await fill(node, 60)
+        await asyncio.sleep(20)
+        await node.stop()
+        node = again(node, clock)
+        await node.topic(TOPIC).index.caught_up()
+        (path,) = [path for path in node.vfs.snapshot() if "/buckets/" in path]
+        whole = node.vfs.snapshot()[path]
+        file = node.vfs.open(path)
+        file.pwrite([bytes(each ^ 0xFF for each in whole)], 0)
+        failed = await ended(node, await begin(node, CANCEL))
+        assert (failed.end, failed.failure_reason) == (BulkEnd.FAILED, "CORRUPT")
+        assert path not in failed.failure, "clients are told no names of files"
+        file.pwrite([whole], 0)
+        assert (await ended(node, await begin(node, CANCEL))).progress.done == 60
+        await node.stop()
+
+    run(scenario)
+
+
+def test_what_was_moved_already_is_passed_in_large_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a step has room for one message more, and thousands follow that are none."""
+    limits: list[int] = []
+
+    async def counted(*arguments: Any) -> Any:
+        limits.append(arguments[-1])
+        return await scan(*arguments)
+
+    monkeypatch.setattr("broker.topics.scheduled.scan", counted)
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        for number, count in enumerate((60, 60, 60, 59)):
+            await fill(node, count, prefix=f"p{number}", first_ms=START_MS + (number + 1) * HOUR_MS)
+        await fill(node, 5, prefix="last", first_ms=START_MS + 9 * HOUR_MS)
+        moved = await ended(node, await begin(node, BulkDefinition(BulkKind.MOVE, START_MS + 8 * HOUR_MS)))
+        assert moved.progress.done == 244
+        assert len(limits) < 20
+
+    run(scenario, bulk_step_messages=120)
 
 
 def test_there_is_a_limit_and_those_that_ended_are_forgotten() -> None:
