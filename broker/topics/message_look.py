@@ -64,7 +64,7 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
     ids = np.array([entry_id], dtype=np.uint32)
     with topic.log.keep_files():
         times, rows, frames = await topic.log.read(ledger_id, ids, 1)
-    if frames[0] == GONE_FRAME or topic.log.entry_count(ledger_id) is None:
+    if frames[0] is GONE_FRAME or topic.log.entry_count(ledger_id) is None:
         raise _not_there(topic, position)
     time = int(topic.log.amendments.effective_now(ledger_id, ids, times)[0])
     amendments = topic.log.amendments.get(ledger_id)

@@ -213,7 +213,7 @@ class OwedList:
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         entries: list[OwedMessage] = []
         for at in np.flatnonzero(self._wanted(masks)).tolist():
-            if frames[at] in (NO_FRAME, GONE_FRAME):
+            if frames[at] is NO_FRAME or frames[at] is GONE_FRAME:
                 continue  # of a damaged message nothing can be shown
             entry_id = int(ids[at])
             position, lease = Position(ledger_id, entry_id), leases.get(entry_id)

@@ -22,6 +22,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.control import position_of_time, seek
 from broker.topics.generations import Refusal
+from broker.topics.message_look import look_at
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
 from tests.harness import DATA_DIR, EARLIEST, LATEST, Inbox, Node, Outgoing
 from tests.moving import moves
@@ -134,6 +135,20 @@ def test_a_subscription_from_the_beginning_gets_what_survived():
         await asyncio.sleep(LATER_MS / 1000 + 1)
         assert sorted(each.position for each in inbox.poll())[: len(pending)] == pending
         return crashed
+
+    run(scenario)
+
+
+def test_what_did_not_survive_is_no_message_any_more():
+    async def scenario(node: Node) -> Node:
+        pending, done, _ = await fill(node, 1, delay_ms=LATER_MS)
+        await compact(node)
+        topic = node.topic(TOPIC)
+        assert (await look_at(topic, pending[0], 1)).position == pending[0]
+        for position in done:
+            with pytest.raises(NotFound):
+                await look_at(topic, position, 1)
+        return node
 
     run(scenario)
 

@@ -80,7 +80,8 @@ async def act(node: Node, inbox: Inbox, rng: random.Random) -> None:
     match rng.choice(["produce", "produce", "ack", "nack", "nack", "release", "wait", "cancel", "seek"]):
         case "produce":
             after = rng.choice([0, 0, 500, 5_000, 100_000])
-            await node.produce("t", [Outgoing(b"x", deliver_after_ms=after)] * rng.randint(1, 12))
+            payload = rng.choice([b"x", b""])
+            await node.produce("t", [Outgoing(payload, deliver_after_ms=after)] * rng.randint(1, 12))
         case "ack":
             await inbox.ack(some)
         case "nack":

@@ -153,6 +153,15 @@ async def test_a_message_is_produced_with_all_that_it_has(make_pages: MakePages)
         assert told in await send(pages, "/topics/orders/produce", status=400, **form)
 
 
+async def test_a_message_without_a_payload_is_there_like_any_other(make_pages: MakePages) -> None:
+    pages = await filled(make_pages)
+    text = await send(pages, "/topics/orders/produce")
+    (place,) = re.findall(r"Produced: (\d+:\d+)\.", text)
+    assert f"Message {place}" in await pages.get(f"/topics/orders/messages/{place}")
+    listed = await pages.get("/topics/orders/subscriptions/billing/owed?state=ready")
+    assert f'/messages/{place}"' in listed
+
+
 async def test_a_subscription_is_moved(make_pages: MakePages) -> None:
     pages = await filled(make_pages)
     path = "/topics/orders/subscriptions/billing/seek"
