@@ -104,7 +104,8 @@ async def show_overview(visit: Visit) -> web.Response:
     journal = broker.journal.stats()
     counters = broker.counters
     shown = window("hour", now_ms)
-    due = await count_window(visit, await visit.topics("CountScheduled"), shown)
+    counted = await visit.topics("CountScheduled")
+    due = await count_window(visit, counted, shown)
     return await visit.page(
         "overview.html",
         totals=totals,
@@ -131,6 +132,7 @@ async def show_overview(visit: Visit) -> web.Response:
         chart=draw(shown, due.bars, now_ms, height=150),
         link_of=bar_links(shown, visit.scope("")),
         tally=due,
+        sees_all_due=len(counted) >= totals.topics,
     )
 
 

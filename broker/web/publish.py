@@ -18,6 +18,7 @@ from broker.web.search import parse_time_ms
 from broker.web.site import Visit
 
 _HOW = (("text", "text, as UTF-8"), ("base64", "base64, of any bytes"))
+_PAYLOAD_HINT = "A form has room for some 60 KiB: send what is larger with a client or `postdate produce`."
 _WHEN = (("now", "at once"), ("after", "after a delay"), ("at", "at a time"))
 
 
@@ -28,7 +29,7 @@ async def _publish_form(visit: Visit) -> PageForm:
         "Produce it",
         topic_link(topic),
         [
-            FormField("payload", "Payload", "textarea"),
+            FormField("payload", "Payload", "textarea", hint=_PAYLOAD_HINT),
             FormField("how", "Payload is", "select", choices=_HOW, value="text"),
             FormField("key", "Key", hint="Groups messages of a KEY_SHARED subscription."),
             FormField("properties", "Properties", "textarea", hint="One a line, as name=value."),

@@ -507,6 +507,10 @@ class Site:
             sent = await request.post()
         except UnicodeDecodeError:
             return await self._refuse_form(visit, "It is not a form.")
+        except web.HTTPRequestEntityTooLarge:
+            largest = request.client_max_size >> 10
+            message = f"A form may have {largest} KiB as it is sent: nothing was changed. Go back for what was typed."
+            raise PageRefusal(message, 413) from None
         form = {name: value for name, value in sent.items() if isinstance(value, str)}
         if visit.is_new or not is_own_form(form.get("csrf", ""), visit.csrf):
             return await self._refuse_form(

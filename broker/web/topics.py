@@ -28,6 +28,7 @@ from broker.topics.topic import Topic
 from broker.web.bulk_changes import list_bulk_changes
 from broker.web.overview import quantile_ms
 from broker.web.owed import owed_link
+from broker.web.refusals import PageRefusal
 from broker.web.site import Missing, Visit
 
 TOPICS_PAGE = 50
@@ -168,7 +169,10 @@ async def show_topic(visit: Visit) -> web.Response:
 async def change_subscription(visit: Visit) -> web.Response:
     """POST /topics/{topic}/subscriptions/{name}: pause or resume"""
     topic, name = visit.params["topic"], visit.params["name"]
-    paused = visit.form.get("action") == "pause"
+    action = visit.form.get("action")
+    if action not in ("pause", "resume"):
+        raise PageRefusal("The form says neither pause nor resume: nothing was changed.")
+    paused = action == "pause"
     await visit.call("Pause" if paused else "Resume", topic=topic, subscription=name)
     return visit.done("done", f"{'Paused' if paused else 'Resumed'}: {name}.", f"/topics/{quote(topic)}")
 

@@ -53,3 +53,14 @@ def test_an_admin_pauses_a_subscription_on_a_phone(window: Window, shop: Shop):
     assert shop.do(lambda client: client.subscriptions.get("orders", "billing")).paused
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not window.complaints
+
+
+def test_what_is_shown_goes_with_the_login(window: Window):
+    page = window.page
+    page.clock.install()
+    window.log_in()
+    window.go("/")
+    page.context.clear_cookies()  # as after eight hours, or where the token was withdrawn
+    page.clock.fast_forward(5_500)
+    page.wait_for_selector("#token")
+    assert not page.locator(".tiles").count()

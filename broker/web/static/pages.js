@@ -109,6 +109,8 @@ if (live) {
     if (document.hidden || live.contains(document.activeElement)) return;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      // The login has ended, or a right was withdrawn: what may not be seen any more goes.
+      if (answer.redirected || answer.status === 403) return location.reload();
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.getElementById("live");
       if (!answer.ok || !fresh) throw new Error("not the page");

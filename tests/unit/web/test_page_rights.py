@@ -240,3 +240,29 @@ async def test_nothing_is_offered_that_would_be_refused(
     assert ("/topics/orders/produce" in seen) is (name in ("ada", "producer", "operator"))
     assert ("/audit" in seen) is (name == "operator")
     assert any("payroll" in place for place in seen) is (name == "operator")
+
+
+async def test_the_overview_tells_nothing_untrue_of_messages_that_somebody_may_not_list(
+    make_pages: MakePages, tmp_path: Path
+) -> None:
+    """Counts of a topic are for who consumes it, too; the list of its messages is not."""
+    company = await Company.found(make_pages, tmp_path)
+    nothing, link = "Nothing is due in the next 24 hours", '"/scheduled?topic=orders"'
+    await company.log_in("billing")
+    text = await company.pages.get("/")
+    assert f"{nothing} in the topics whose messages you may see" in text and link not in text
+    await company.log_in("scheduler")
+    text = await company.pages.get("/")
+    assert nothing not in text and link in text
+
+
+async def test_who_may_see_no_subscription_is_not_told_that_there_is_none(
+    make_pages: MakePages, tmp_path: Path
+) -> None:
+    company = await Company.found(make_pages, tmp_path)
+    for name, told, looked in (("scheduler", "no subscription that you may see", "Nothing of what you may see:"),
+                               ("operator", "over all subscriptions", "ready and nobody consumes")):  # fmt: skip
+        await company.log_in(name)
+        text = await company.pages.get("/topics/orders")
+        assert told in text and "No subscription yet" not in text
+        assert looked in await company.pages.get("/")

@@ -380,6 +380,20 @@ async def test_a_form_that_is_too_large_is_refused_under_the_same_headers(make_p
     async with pages.session.post("/logout", data={"csrf": "x" * 100_000}, headers=headers) as response:
         assert response.status == 413
         assert response.headers["X-Frame-Options"] == "DENY"
+        text = html.unescape(await response.text())
+        assert "A form may have 64 KiB as it is sent: nothing was changed." in text and "<h1>" in text
+
+
+async def test_a_form_that_names_no_change_changes_nothing(make_pages):
+    pages = await filled(make_pages)
+    subscription = pages.broker.registry.topic("orders").subscription("billing")
+    csrf, path = await pages.csrf(), "/topics/orders/subscriptions/billing"
+    await pages.post(path, csrf=csrf, action="pause")
+    for action in ("", "stop"):
+        assert "neither pause nor resume" in await pages.post(path, csrf=csrf, status=400, action=action)
+    assert subscription.paused
+    await pages.post(path, csrf=csrf, action="resume")
+    assert not subscription.paused
 
 
 async def test_reading_changes_nothing_whatever_the_method(make_pages):
