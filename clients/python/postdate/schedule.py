@@ -129,9 +129,14 @@ class Schedule:
     ) -> int:
         """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes.
 
-        With `key_prefix` every message of the range is read: it takes as long as the change.
+        With `key_prefix` every message of the range is read: it takes as long as the change. `BulkChangeFailed` if
+        somebody cancels the count, which is a bulk change too.
         """
         change = await self.cancel_matching(topic, start=start, end=end, key_prefix=key_prefix, dry_run=True)
+        if change.state is BulkChangeState.CANCELLED:
+            raise BulkChangeFailed(
+                "Somebody cancelled the count before its end", reason="CANCELLED", change=change
+            )
         return change.matched
 
     # -- cancel ----------------------------------------------------------------------------------------------

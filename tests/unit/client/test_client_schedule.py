@@ -204,6 +204,16 @@ async def test_a_bulk_change_that_fails_says_how_far_it_came(
     assert (caught.value.reason, caught.value.change.done) == ("DELIVER_AT_TOO_FAR", 5)
 
 
+async def test_a_count_that_somebody_cancels_is_no_count(
+    client: postdate.Client, pending: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = client.schedule
+    monkeypatch.setattr(schedule, "bulk_change", schedule.cancel_bulk_change)
+    with pytest.raises(postdate.BulkChangeFailed, match="cancelled the count") as caught:
+        await schedule.count_matching("t")
+    assert caught.value.change.state is postdate.BulkChangeState.CANCELLED
+
+
 async def test_a_bulk_change_is_begun_again_with_its_request_id_where_the_answer_is_lost(
     broker: FakeBroker, client: postdate.Client, pending: datetime
 ) -> None:
