@@ -20,13 +20,16 @@ _POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
 Named = TypeVar("Named", Topic, Subscription, Backup)
 
 
-def check_page_size(page_size: int, default: int = _PAGE_SIZE, most: int = _PAGE_SIZE_MAX) -> int:
+def check_page_size(page_size: int) -> int:
     """Return how many a page holds."""
-    if not 0 <= page_size <= most:
+    if not 0 <= page_size <= _PAGE_SIZE_MAX:
         raise InvalidRequest(
-            f"page_size is between 0 and {most}", field="page_size", reason="INVALID_PAGE_SIZE", limit=most
+            f"page_size is between 0 and {_PAGE_SIZE_MAX}",
+            field="page_size",
+            reason="INVALID_PAGE_SIZE",
+            limit=_PAGE_SIZE_MAX,
         )
-    return page_size or default
+    return page_size or _PAGE_SIZE
 
 
 def encode_token(after: str) -> str:

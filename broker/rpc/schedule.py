@@ -25,8 +25,8 @@ from broker.rpc.schedule_answers import (
     encode_returned,
     encode_scheduled,
 )
-from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
-from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
+from broker.rpc.schedule_requests import Limits, Named, due_range, is_possible, move_of
+from broker.rpc.schedule_tokens import decode_place, encode_place, fingerprint
 from broker.topics.message_look import returned_message, returned_to
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
@@ -36,7 +36,6 @@ SERVICE = "postdate.v1.ScheduleService"
 
 _TOPICS_MAX = 1_000
 _BARS_MAX = 10_000
-_PAGE_SIZE = 1_000
 RETURNED_SHOWN = 100
 """Subscriptions that got a message back, of which an answer tells."""
 
@@ -146,19 +145,9 @@ class ScheduleService:
         self._broker.check_serving()
         check_name("topic", request.topic, "topic")
         chosen = self._limits.selected(request.selector)
-        names_max = self._limits.names_max
-        limit = check_page_size(request.page_size, min(_PAGE_SIZE, names_max), names_max)
-        if isinstance(chosen, Filter):
-            work = self._change_matching(request, chosen, change, limit)
-        elif request.page_token:
-            raise InvalidRequest(
-                "page_token is allowed only in changes by filter",
-                field="page_token",
-                reason="INVALID_PAGE_TOKEN",
-            )
-        else:
-            work = self._change_named(request, chosen, change)
-        return await self._request_ids.once(request.topic, request, work)
+        return await self._request_ids.once(
+            request.topic, request, self._change_named(request, chosen, change)
+        )
 
     def _change_named(
         self, request: ChangeRequest, chosen: Named, change: Change
@@ -179,28 +168,10 @@ class ScheduleService:
 
         return work
 
-    def _change_matching(
-        self, request: ChangeRequest, chosen: Filter, change: Change, limit: int
-    ) -> Callable[[], Awaitable[bytes]]:
-        """The change of the next messages that match a filter."""
-        due, key_prefix = chosen.due, chosen.key_prefix
-        print_ = fingerprint(request.topic, due, key_prefix, change, dry_run=request.dry_run)
-        mark = decode_mark(request.page_token, print_)
-
-        async def work() -> bytes:
-            schedule = self._broker.registry.topic(request.topic).schedule
-            page = await schedule.change_matching(
-                due, key_prefix, change, limit, mark, dry_run=request.dry_run
-            )
-            token = encode_mark(print_, page.next) if page.next is not None else ""
-            return self._answer(page.outcomes, page.matched if mark is None else 0, token)
-
-        return work
-
-    def _answer(self, outcomes: Sequence[Outcome], matched: int, token: str = "") -> bytes:
+    def _answer(self, outcomes: Sequence[Outcome], matched: int) -> bytes:
         """The answer to either change: their fields have the same numbers."""
         note_counts(matched=matched, done=_done(outcomes))
-        rest = schedule_pb2.CancelScheduledResponse(matched=matched, next_page_token=token)
+        rest = schedule_pb2.CancelScheduledResponse(matched=matched)
         encoded = encode_outcomes(outcomes, self._broker.config.frame_bytes_max)
         return encoded + bytes(rest.SerializeToString())
 

@@ -31,14 +31,6 @@ _REST_BYTES_MAX = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Messages that are chosen by what they are."""
-
-    due: DueRange
-    key_prefix: str
-
-
-@dataclass(frozen=True, slots=True)
 class Named:
     """Messages that are chosen by name: in the order of the request, each as often as it comes."""
 
@@ -89,21 +81,16 @@ class Limits:
                 limit=self.key_bytes_max,
             )
 
-    def selected(self, selector: schedule_pb2.Selector) -> Named | Filter:
+    def selected(self, selector: schedule_pb2.Selector) -> Named:
         """Return what a selector means."""
-        has_filter = selector.HasField("filter")
-        kinds = bool(selector.entries) + bool(selector.schedule_keys) + has_filter
-        if kinds != 1:
-            has = "none" if kinds == 0 else "several"
+        if bool(selector.entries) == bool(selector.schedule_keys):
+            has = "both" if selector.entries else "none"
             raise InvalidRequest(
-                f"A selector has one of entries, schedule_keys and filter; this one has {has}",
+                f"A selector has entries or schedule_keys; this one has {has}. "
+                "For messages that match a filter: StartBulkChange",
                 field="selector",
                 reason="INVALID_SELECTOR",
             )
-        if has_filter:
-            self.check_prefix(selector.filter.key_prefix, "selector.filter.key_prefix")
-            due = due_range(selector.filter.due, "selector.filter.due")
-            return Filter(due, selector.filter.key_prefix)
         return self._ids(selector.entries) if selector.entries else self._keys(selector.schedule_keys)
 
     def _ids(self, sets: Sequence[message_pb2.EntrySet]) -> Named:

@@ -12,30 +12,26 @@ from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.clock import Clock
-from broker.runtime.supervise import YieldBudget
 from broker.storage.changes import Cancelled, Moved
 from broker.topics.changing import Changing, ChangingTopic
 from broker.topics.schedule_values import (
     Change,
     ChangeResult,
     DueRange,
-    MatchingPage,
     Outcome,
     OutcomeColumns,
-    PageMark,
     Scheduled,
     ScheduledCounts,
     ScheduledPage,
     ScheduledState,
 )
-from broker.topics.scheduled import LOOKED_MAX, ScheduledLook
+from broker.topics.scheduled import ScheduledLook
 from broker.topics.topic_keys import TopicKeys
 
 
 class ScheduledTopic(ChangingTopic, Protocol):
     """A topic as its schedule needs it."""
 
-    applied_lsn: int
     keys: TopicKeys
 
 
@@ -48,7 +44,6 @@ class Schedule:
 
     def __init__(self, topic: ScheduledTopic, clock: Clock) -> None:
         self._topic = topic
-        self._clock = clock
         self._changing = Changing(topic, clock)
         self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due)
 
@@ -77,14 +72,7 @@ class Schedule:
 
     async def count_matching(self, due: DueRange, key_prefix: str) -> int:
         """Count what waits and matches. Where a prefix is given, every message of the range is read."""
-        budget = YieldBudget(self._clock)
-        at: Key | None = (0, 0, 0)
-        count = 0
-        while at is not None:
-            next_ = await self._look.next_matching(due, key_prefix, at, LOOKED_MAX, None)
-            count, at = count + len(next_.entries), next_.end
-            await budget.spent()
-        return count
+        return await self._look.count_matching(due, key_prefix)
 
     async def times(self, due: DueRange, limit: int) -> Int64Column | None:
         """The due times of what waits in a range, exactly, rising; None if these are more than `limit`."""
@@ -180,35 +168,6 @@ class Schedule:
             dry_run=dry_run,
             expected_ms=entries.deliver_at_ms,
             submit=lambda record, outcomes: submit(record, outcomes, next_.examined, next_.end),
-        )
-
-    async def change_matching(
-        self,
-        due: DueRange,
-        key_prefix: str,
-        change: Change,
-        limit: int,
-        mark: PageMark | None,
-        *,
-        dry_run: bool,
-    ) -> MatchingPage:
-        """Cancel or move the next messages that match, in due order; each is met once, wherever it is moved to."""
-        matched = 0
-        lsn = self._topic.applied_lsn if mark is None else mark.lsn
-        if mark is None:
-            matched = await self._look.matching_count(due, key_prefix, lsn)
-        start = None if mark is None else mark.key
-        entries, following = await self._look.keys_in(due, key_prefix, start, limit, lsn)
-        outcomes = await self._changing.change(
-            entries.ledger_ids,
-            entries.entry_ids,
-            change,
-            dry_run=dry_run,
-            expected_ms=entries.deliver_at_ms,
-        )
-        # What was changed by somebody else since it was found does not match any more.
-        return MatchingPage(
-            outcomes.found(), matched, None if following is None else PageMark(following, lsn)
         )
 
 

@@ -137,20 +137,3 @@ class OutcomeColumns(Sequence[Outcome]):
             self.deliver_at_ms[places],
             told,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class PageMark:
-    """Place at which changes by a filter go on."""
-
-    key: Key
-    lsn: int  # what was applied when they began; what was moved after it is left alone
-
-
-@dataclass(frozen=True, slots=True)
-class MatchingPage:
-    """Outcomes of the next messages that match a filter, in due order."""
-
-    outcomes: Sequence[Outcome]
-    matched: int  # in all pages from the first one on; counted for the first page only
-    next: PageMark | None

@@ -43,7 +43,6 @@ LOOKED_MAX = 20_000
 """Entries that are looked at for one page, about: those that are stale, or have another key, count too."""
 
 _UNASKED_BYTES = 1 << 20
-_KEY_STEP = 4_096
 _PREFIX_SCAN = 4_096
 _PREFIX_READ = 256
 """Frames that are read and matched in one go."""
@@ -164,42 +163,14 @@ class ScheduledLook:
         kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in found]
         return NextMatching(concatenate([NO_DUE_ROWS, *kept]), looked, at)
 
-    async def keys_in(
-        self, due: DueRange, key_prefix: str, start: Key | None, limit: int, changed_through_lsn: int
-    ) -> tuple[DueRows, Key | None]:
-        """As `page`, the places alone; what a record after that lsn moved is left out. Fewer than `limit` may come."""
-        wanted = _Filter(due, key_prefix, changed_through_lsn)
-        with self._keep_files():
-            if key_prefix:
-                gathered: list[_Messages] = []
-                end = await self._gather(gathered, wanted, start, limit)
-                entries = [messages.entries for messages in gathered]
-            else:
-                entries, end = await self._gather_places(wanted, start, limit)
-        kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in entries]
-        return concatenate([NO_DUE_ROWS, *kept]), end
-
-    async def matching_count(self, due: DueRange, key_prefix: str, lsn: int) -> int:
-        """Count the waiting messages that match, without those moved after that lsn. Reads all of them."""
-        wanted = _Filter(due, key_prefix, lsn)
-        budget = YieldBudget(self._clock)
+    async def count_matching(self, due: DueRange, key_prefix: str) -> int:
+        """Count the waiting messages that match, one by one; where a prefix is given, all of the range are read."""
         count = 0
-        at: Key | None = None
-        with self._keep_files():
-            await self._caught_up()
-            while True:
-                entries, at = await self._scan(wanted, at, _COUNT_STEP)
-                if key_prefix:
-                    while len(entries):
-                        messages, done = await self._read(entries.part(slice(0, _KEY_STEP)), wanted)
-                        entries = entries.part(slice(done, None))
-                        count += len(messages.entries)
-                        await budget.spent()
-                else:
-                    count += len(entries)
-                if at is None:
-                    return count
-                await budget.spent()
+        at: Key | None = (0, 0, 0)
+        while at is not None:
+            next_ = await self.next_matching(due, key_prefix, at, LOOKED_MAX, None)
+            count, at = count + len(next_.entries), next_.end
+        return count
 
     async def count(self, due: DueRange, width_ms: int) -> ScheduledCounts:
         """Waiting messages by due time, from what the index holds in memory: no segment is read.
@@ -277,24 +248,6 @@ class ScheduledLook:
                     return entries.key(done)
             if at is None or not room or bytes_left <= 0 or looked >= LOOKED_MAX:
                 return at
-            step = min(2 * step, LOOKED_MAX - looked)
-
-    async def _gather_places(
-        self, wanted: _Filter, start: Key | None, limit: int
-    ) -> tuple[list[DueRows], Key | None]:
-        await self._caught_up()
-        at, looked, room, step = start, 0, limit, limit
-        gathered: list[DueRows] = []
-        while True:
-            entries, at = await self._scan(wanted, at, step)
-            looked += step
-            if len(entries) > room:
-                gathered.append(entries.part(slice(0, room)))
-                return gathered, entries.key(room)
-            gathered.append(entries)
-            room -= len(entries)
-            if at is None or not room or looked >= LOOKED_MAX:
-                return gathered, at
             step = min(2 * step, LOOKED_MAX - looked)
 
     async def _scan(self, wanted: _Filter, start: Key | None, limit: int) -> tuple[DueRows, Key | None]:

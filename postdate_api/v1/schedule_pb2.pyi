@@ -75,14 +75,12 @@ class ScheduleFilter(_message.Message):
     def __init__(self, due: _Optional[_Union[TimeRange, _Mapping[str, object]]] = ..., key_prefix: _Optional[str] = ...) -> None: ...
 
 class Selector(_message.Message):
-    __slots__ = ("entries", "schedule_keys", "filter")
+    __slots__ = ("entries", "schedule_keys")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_KEYS_FIELD_NUMBER: _ClassVar[int]
-    FILTER_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     schedule_keys: _containers.RepeatedScalarFieldContainer[str]
-    filter: ScheduleFilter
-    def __init__(self, entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., schedule_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., schedule_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScheduledMessage(_message.Message):
     __slots__ = ("id", "schedule_key", "deliver_at_ms", "publish_time_ms", "state", "revision", "size_bytes", "message", "returned")
@@ -191,33 +189,27 @@ class ScheduledCount(_message.Message):
     def __init__(self, start_ms: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CancelScheduledRequest(_message.Message):
-    __slots__ = ("topic", "selector", "dry_run", "request_id", "page_size", "page_token")
+    __slots__ = ("topic", "selector", "dry_run", "request_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topic: str
     selector: Selector
     dry_run: bool
     request_id: str
-    page_size: int
-    page_token: str
-    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CancelScheduledResponse(_message.Message):
-    __slots__ = ("outcomes", "matched", "next_page_token")
+    __slots__ = ("outcomes", "matched")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     MATCHED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     outcomes: _containers.RepeatedCompositeFieldContainer[ChangeOutcome]
     matched: int
-    next_page_token: str
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ...) -> None: ...
 
 class RescheduleRequest(_message.Message):
-    __slots__ = ("topic", "selector", "deliver_at_ms", "deliver_after_ms", "shift_ms", "dry_run", "request_id", "page_size", "page_token")
+    __slots__ = ("topic", "selector", "deliver_at_ms", "deliver_after_ms", "shift_ms", "dry_run", "request_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -225,8 +217,6 @@ class RescheduleRequest(_message.Message):
     SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topic: str
     selector: Selector
     deliver_at_ms: int
@@ -234,19 +224,15 @@ class RescheduleRequest(_message.Message):
     shift_ms: int
     dry_run: bool
     request_id: str
-    page_size: int
-    page_token: str
-    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., deliver_at_ms: _Optional[int] = ..., deliver_after_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., deliver_at_ms: _Optional[int] = ..., deliver_after_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RescheduleResponse(_message.Message):
-    __slots__ = ("outcomes", "matched", "next_page_token")
+    __slots__ = ("outcomes", "matched")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     MATCHED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     outcomes: _containers.RepeatedCompositeFieldContainer[ChangeOutcome]
     matched: int
-    next_page_token: str
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ...) -> None: ...
 
 class ChangeOutcome(_message.Message):
     __slots__ = ("id", "schedule_key", "result", "deliver_at_ms", "delivered_to")

@@ -27,7 +27,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
-from broker.topics.schedule_values import Cancel, ChangeResult, DueRange, Move
+from broker.topics.schedule_values import Cancel, ChangeResult, Move
 from broker.topics.topic import Topic
 from tests.crash.bucket_history import QUICK, attach_all, check_inbox, check_verify
 from tests.crash.history import Model, Recorder, TopicModel, observe
@@ -112,7 +112,7 @@ async def live(node: Node, rng: random.Random, rounds: int) -> None:
         if number % 2:
             await topic.schedule.change(far, Cancel(), dry_run=False)
         if number % 3 == 2:
-            await topic.schedule.change_matching(DueRange(), "k-", Move(shift_ms=300), 5, None, dry_run=False)
+            await topic.schedule.change(["k-0", "k-1"], Move(shift_ms=300), dry_run=False)
         await asyncio.sleep(rng.uniform(0.01, 0.15))
         await quick.ack([each.position for each in quick.poll()])
     quick.detach()

@@ -46,6 +46,7 @@ from tests.model.schedule_state import (
     topic_policy,
 )
 from tests.reference import cancel, honors_delay
+from tests.stepping import change_next
 
 KEYS = ("a-1", "a-2", "b-1")
 ROUTES = ("", "x", "y", "z")
@@ -377,7 +378,7 @@ class ScheduleMachine(ScheduleChecks):
     def change_matching(
         self, kind: str, value_ms: int, low_ms: int, width_ms: int, prefix: str, limit: int, dry_run: bool
     ) -> None:
-        """Page after page, with time in between."""
+        """Step after step, with time in between."""
         self.collect()
         asked = self._asked(kind, value_ms, [])
         start_ms = self.clock.now_ms() + low_ms
@@ -390,25 +391,32 @@ class ScheduleMachine(ScheduleChecks):
             and m.schedule_key.startswith(prefix)
         }
         met: list[Position] = []
-        mark, change, matched = None, self._change(asked), None
-        while True:
-            page = self.run(
-                self.topic.schedule.change_matching(due, prefix, change, limit, mark, dry_run=dry_run)
+        change, start, first_lsn = self._change(asked), (0, 0, 0), self.topic.applied_lsn + 1
+        matched = self.run(self.topic.schedule.count_matching(due, prefix))
+        while start is not None:
+            outcomes, start = self.run(
+                change_next(
+                    self.topic,
+                    due,
+                    prefix,
+                    change,
+                    start=start,
+                    limit=limit,
+                    moved_before_lsn=first_lsn,
+                    dry_run=dry_run,
+                )
             )
-            matched = page.matched if matched is None else matched
-            assert len(page.outcomes) <= limit
-            for outcome in page.outcomes:
+            assert len(outcomes) <= limit
+            for outcome in outcomes:
                 assert outcome.position in before, f"{outcome} does not match"
                 met.append(outcome.position)
-            self.take_in(asked, page.outcomes, dry_run)
-            mark = page.next
-            if mark is None:
-                break
-            self.pause(3)
+            self.take_in(asked, outcomes, dry_run)
+            if start is not None:
+                self.pause(3)
         assert len(met) == len(set(met)), "met twice"
-        self._check_matched(before, set(met), matched or 0, asked)
+        self._check_matched(before, set(met), matched)
 
-    def _check_matched(self, before: set[Position], met: set[Position], matched: int, asked: Asked) -> None:
+    def _check_matched(self, before: set[Position], met: set[Position], matched: int) -> None:
         missed = before - met
         assert all(self.messages[p].due_ms <= self.highest_ms for p in missed), (
             f"{missed} match, and were not met"

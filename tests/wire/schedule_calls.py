@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from postdate_api.v1 import message_pb2, schedule_pb2
@@ -31,9 +32,9 @@ def by_keys(*keys: str) -> schedule_pb2.Selector:
     return schedule_pb2.Selector(schedule_keys=keys)
 
 
-def by_filter(start_ms: int = 0, end_ms: int = 0, key_prefix: str = "") -> schedule_pb2.Selector:
+def by_filter(start_ms: int = 0, end_ms: int = 0, key_prefix: str = "") -> schedule_pb2.ScheduleFilter:
     due = schedule_pb2.TimeRange(start_ms=start_ms, end_ms=end_ms)
-    return schedule_pb2.Selector(filter=schedule_pb2.ScheduleFilter(due=due, key_prefix=key_prefix))
+    return schedule_pb2.ScheduleFilter(due=due, key_prefix=key_prefix)
 
 
 async def cancel(wire: Wire, selector: schedule_pb2.Selector, **fields: Any) -> Any:
@@ -44,6 +45,16 @@ async def cancel(wire: Wire, selector: schedule_pb2.Selector, **fields: Any) -> 
 async def move(wire: Wire, selector: schedule_pb2.Selector, **fields: Any) -> Any:
     request = schedule_pb2.RescheduleRequest(topic="t", selector=selector, **fields)
     return await within(wire.schedule.Reschedule(request))
+
+
+async def change_all(wire: Wire, chosen: schedule_pb2.ScheduleFilter, **fields: Any) -> Any:
+    """A bulk change, once it has ended."""
+    begin = schedule_pb2.StartBulkChangeRequest(topic="t", filter=chosen, **fields)
+    answer = await within(wire.schedule.StartBulkChange(begin))
+    request = schedule_pb2.GetBulkChangeRequest(topic="t", id=answer.bulk_change.id)
+    while not (shown := (await within(wire.schedule.GetBulkChange(request))).bulk_change).end_time_ms:
+        await asyncio.sleep(0.01)
+    return shown
 
 
 async def get(wire: Wire, **fields: Any) -> schedule_pb2.ScheduledMessage:

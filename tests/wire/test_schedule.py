@@ -24,6 +24,7 @@ from tests.wire.schedule_calls import (
     by_ids,
     by_keys,
     cancel,
+    change_all,
     count,
     get,
     listed,
@@ -184,7 +185,7 @@ async def test_counts_come_in_bars(wire: Wire):
     whole = await count(wire)
     assert ([bar.messages for bar in whole.buckets], whole.before, whole.after) == ([7], 0, 0)
     assert whole.buckets[0].bytes > 0
-    await cancel(wire, by_filter())
+    await change_all(wire, by_filter(), cancel=True)
     assert len((await count(wire)).buckets) == 0
     wide = schedule_pb2.CountScheduledRequest(topics=["t"], width_ms=1)
     await wire.produce("t", at(start_ms), at(start_ms + 20_000))
@@ -267,14 +268,8 @@ async def test_five_thousand_at_once_and_a_filter_over_more(wire: Wire):
     assert results(response) == [DONE] * 5_000
     assert await cancel(wire, by_ids(*ids[:5_000]), request_id="r") == response
     assert (await wire.stats("t")).scheduled_messages == 7_000
-    pages, token = [], ""
-    while True:
-        response = await cancel(wire, by_filter(), page_size=3_000, page_token=token)
-        pages.append((response.matched, len(response.outcomes), set(results(response))))
-        if not (token := response.next_page_token):
-            break
-    assert pages[0][0] == 7_000 and all(page[0] == 0 for page in pages[1:])
-    assert (sum(page[1] for page in pages), {each for page in pages for each in page[2]}) == (7_000, {DONE})
+    change = await change_all(wire, by_filter(), cancel=True)
+    assert (change.total_messages, change.matched_messages, change.done_messages) == (7_000, 7_000, 7_000)
     assert (await wire.stats("t")).scheduled_messages == 0
 
 
@@ -322,15 +317,10 @@ async def test_a_move_earlier_later_and_to_now_is_obeyed(timed: Wire, ahead: Ahe
 
 async def test_a_shift_inside_its_own_range_moves_each_message_once(wire: Wire):
     start_ms = now_ms() + HOUR_MS
-    ids = await wire.produce("t", *[at(start_ms + 60_000 * i) for i in range(20)])
-    selector, token, seen = by_filter(start_ms, start_ms + 24 * HOUR_MS), "", []
-    while True:
-        response = await move(wire, selector, shift_ms=600_000, page_size=3, page_token=token)
-        seen += [(each.id.ledger_id, each.id.entry_id) for each in response.outcomes]
-        assert set(results(response)) <= {DONE}
-        if not (token := response.next_page_token):
-            break
-    assert seen == ids
+    await wire.produce("t", *[at(start_ms + 60_000 * i) for i in range(20)])
+    chosen = by_filter(start_ms, start_ms + 24 * HOUR_MS)
+    change = await change_all(wire, chosen, shift_ms=600_000)
+    assert (change.matched_messages, change.done_messages) == (20, 20)
     shown = await listed(wire)
     assert [each.deliver_at_ms for each in shown] == [start_ms + 60_000 * i + 600_000 for i in range(20)]
     assert {each.revision for each in shown} == {1}
@@ -339,8 +329,10 @@ async def test_a_shift_inside_its_own_range_moves_each_message_once(wire: Wire):
 async def test_a_dry_run_changes_nothing(wire: Wire):
     await wire.produce("t", *[after(schedule_key=f"order-{i}") for i in range(5)])
     before = await listed(wire)
-    response = await move(wire, by_filter(key_prefix="order-"), shift_ms=5, dry_run=True, page_size=2)
-    assert (results(response), response.matched, bool(response.next_page_token)) == ([DONE] * 2, 5, True)
+    change = await change_all(wire, by_filter(key_prefix="order-"), shift_ms=5, dry_run=True)
+    assert (change.matched_messages, change.done_messages) == (5, 5)
+    response = await move(wire, by_keys("order-0", "order-1"), shift_ms=5, dry_run=True)
+    assert (results(response), response.matched) == ([DONE] * 2, 2)
     assert response.outcomes[0].deliver_at_ms == before[0].deliver_at_ms + 5
     assert results(await cancel(wire, by_keys("order-0"), dry_run=True)) == [DONE]
     assert await listed(wire) == before
@@ -378,8 +370,7 @@ async def test_requests_are_refused_before_anything_is_looked_at(wire: Wire):
     await wire.produce("t", after())
     for call, reason, field in (
         (cancel(wire, schedule_pb2.Selector()), "INVALID_SELECTOR", "selector"),
-        (move(wire, by_filter()), "TIME_EXPECTED", "time"),
-        (cancel(wire, by_filter(), page_token="x"), "INVALID_PAGE_TOKEN", "page_token"),
+        (move(wire, by_keys("a")), "TIME_EXPECTED", "time"),
         (get(wire), "INVALID_SELECTOR", "name"),
     ):
         error = await refused(call)

@@ -24,10 +24,8 @@ from broker.topics.schedule_values import (
     Change,
     ChangeResult,
     DueRange,
-    MatchingPage,
     Move,
     Outcome,
-    PageMark,
     Scheduled,
     ScheduledCounts,
     ScheduledPage,
@@ -37,7 +35,6 @@ from postdate_api.v1 import message_pb2, schedule_pb2
 from tests.configs import broker_config
 
 NOW_MS = 1_000_000
-LSN = 77
 METHODS: dict[str, Any] = {
     "GetScheduled": schedule_pb2.GetScheduledResponse,
     "ListScheduled": schedule_pb2.ListScheduledResponse,
@@ -91,22 +88,6 @@ class FakeSchedule:
     ) -> list[Outcome]:
         self.asked.append((list(names), change, dry_run))
         return [self._change(self._find(name), str(name), change, dry_run) for name in names]
-
-    async def change_matching(
-        self,
-        due: DueRange,
-        key_prefix: str,
-        change: Change,
-        limit: int,
-        mark: PageMark | None,
-        *,
-        dry_run: bool,
-    ) -> MatchingPage:
-        self.asked.append((due, key_prefix, change, limit, mark, dry_run))
-        keys = self._matching(due, key_prefix, mark.key if mark else None)
-        outcomes = [self._change(Position(*key[1:]), "", change, dry_run) for key in keys[:limit]]
-        next_ = PageMark(keys[limit], mark.lsn if mark else LSN) if len(keys) > limit else None
-        return MatchingPage(outcomes, len(keys), next_)
 
     def _find(self, name: Position | str) -> Position | None:
         if isinstance(name, Position):

@@ -22,8 +22,8 @@ MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)
 FOLDER = Path(__file__).resolve().parents[3] / "broker" / "rpc"
 
 _CHANGE: dict[str, tuple[str, ...]] = {
-    "schedule._change": ("topic", "selector", "page_size"),
-    "schedule._change_matching": ("dry_run", "page_token"),
+    "schedule._change": ("topic", "selector"),
+    "schedule._change_named": ("topic", "dry_run"),
 }
 _CHOSEN: dict[str, tuple[str, ...]] = {"dead_letters._chosen": ("entries", "all")}
 READERS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -49,7 +49,7 @@ READERS: dict[str, dict[str, tuple[str, ...]]] = {
     "PurgeDeadLettersRequest": _CHOSEN,
     "RequeueDeadLettersRequest": _CHOSEN,
     "RecurringTimes": {"recurring._rule_of": ("times_ms",)},
-    "ScheduleFilter": {"schedule_requests.selected": ("due", "key_prefix")},
+    "ScheduleFilter": {"bulk_changes._definition_of": ("due", "key_prefix")},
 }
 """By message: the functions that read fields of it without saying its type."""
 ANY_REQUEST = {"request_id": "request_ids.once"}

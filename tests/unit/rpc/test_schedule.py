@@ -11,9 +11,9 @@ from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS
 from broker.rpc.schedule_answers import encode_returned
 from broker.topics.message_look import MessageStanding
 from broker.topics.owed_list import OwedState
-from broker.topics.schedule_values import Cancel, DueRange, Move, PageMark, ScheduledCounts
+from broker.topics.schedule_values import Cancel, DueRange, Move, ScheduledCounts
 from postdate_api.v1 import message_pb2, schedule_pb2
-from tests.unit.rpc.fake_schedule import LSN, NOW_MS, Edge, FakeSchedule, Refused
+from tests.unit.rpc.fake_schedule import NOW_MS, Edge, FakeSchedule, Refused
 
 DONE, DELIVERED, NOT_FOUND, CANCELLED = 1, 2, 3, 4
 FULL = message_pb2.MESSAGE_VIEW_FULL
@@ -32,11 +32,6 @@ def by_ids(*sets: message_pb2.EntrySet) -> schedule_pb2.Selector:
 
 def by_keys(*keys: str) -> schedule_pb2.Selector:
     return schedule_pb2.Selector(schedule_keys=keys)
-
-
-def by_filter(start_ms: int = 0, end_ms: int = 0, key_prefix: str = "") -> schedule_pb2.Selector:
-    due = schedule_pb2.TimeRange(start_ms=start_ms, end_ms=end_ms)
-    return schedule_pb2.Selector(filter=schedule_pb2.ScheduleFilter(due=due, key_prefix=key_prefix))
 
 
 def cancelling(selector: schedule_pb2.Selector, **fields: Any) -> schedule_pb2.CancelScheduledRequest:
@@ -217,7 +212,7 @@ async def test_each_id_is_answered_in_its_place_also_one_that_comes_twice_or_tha
     ]
     assert answer.outcomes[3].id.ledger_id == LEDGER_ID_MAX + 1
     assert list(answer.outcomes[4].delivered_to) == ["billing"]
-    assert (answer.matched, answer.next_page_token) == (3, "")
+    assert answer.matched == 3
     names = [Position(7, 3), Position(7, 9), Position(7, 1), Position(7, 2)]
     assert edge.schedule.asked == [(names, Cancel(), False)]
     answer = await edge.call("CancelScheduled", cancelling(by_ids(ids(3))))
@@ -250,59 +245,6 @@ async def test_a_move_has_one_kind_of_time(edge: Edge, time: dict[str, int], mov
     answer = await edge.call("Reschedule", moving(by_ids(ids(1)), dry_run=True, **time))
     assert edge.schedule.asked == [([Position(7, 1)], move, True)]
     assert answer.outcomes[0].deliver_at_ms == at_ms
-
-
-async def test_changes_by_filter_come_in_pages_that_say_how_many_match_once(edge: Edge):
-    for i in range(12):
-        edge.schedule.add((7, i), 2_000_000 + i, schedule_key=f"order-{i}")
-    edge.schedule.add((7, 99), 2_000_000)
-    request = moving(by_filter(2_000_002, 3_000_000, "order-"), shift_ms=10, page_size=4)
-    pages = []
-    while True:
-        answer = await edge.call("Reschedule", request)
-        pages.append((answer.matched, [each.id.entry_id for each in answer.outcomes]))
-        if not answer.next_page_token:
-            break
-        request.page_token = answer.next_page_token
-    assert pages == [(10, [2, 3, 4, 5]), (0, [6, 7, 8, 9]), (0, [10, 11])]
-    due = DueRange(2_000_002, 3_000_000)
-    assert edge.schedule.asked[0] == (due, "order-", Move(shift_ms=10), 4, None, False)
-    mark = PageMark((2_000_006, 7, 6), LSN)
-    assert edge.schedule.asked[1] == (due, "order-", Move(shift_ms=10), 4, mark, False)
-
-
-async def test_a_page_of_changes_holds_a_thousand_unless_asked_otherwise(edge: Edge):
-    for page_size in (0, 5_000):
-        await edge.call("CancelScheduled", cancelling(by_filter(), page_size=page_size))
-    assert [each[3] for each in edge.schedule.asked] == [1_000, 5_000]
-    small = Edge(schedule_names_max=30)
-    await small.call("CancelScheduled", cancelling(by_filter()))
-    assert small.schedule.asked[0][3] == 30
-
-
-@pytest.mark.parametrize(
-    ("method", "other"),
-    [
-        ("CancelScheduled", cancelling(by_filter())),
-        ("Reschedule", moving(by_filter(), shift_ms=2)),
-        ("Reschedule", moving(by_filter(), deliver_after_ms=1)),
-        ("Reschedule", moving(by_filter(), shift_ms=1, dry_run=True)),
-        ("Reschedule", moving(by_filter(1), shift_ms=1)),
-        ("Reschedule", moving(by_filter(key_prefix="a"), shift_ms=1)),
-        ("ListScheduled", listing()),
-    ],
-)
-async def test_a_token_of_another_change_is_refused(edge: Edge, method: str, other: Any):
-    for i in range(3):
-        edge.schedule.add((7, i), 2_000_000)
-    first = moving(by_filter(), shift_ms=1, page_size=1)
-    other.page_token = (await edge.call("Reschedule", first)).next_page_token
-    with pytest.raises(Refused) as caught:
-        await edge.call(method, other)
-    assert (caught.value.reason, caught.value.field) == ("INVALID_PAGE_TOKEN", "page_token")
-    first.page_token = (await edge.call("ListScheduled", listing(page_size=1))).next_page_token
-    with pytest.raises(Refused, match="INVALID_PAGE_TOKEN"):
-        await edge.call("Reschedule", first)
 
 
 async def test_a_repeat_with_the_same_request_id_gets_the_first_answer(edge: Edge):
@@ -387,15 +329,9 @@ def ranged(start_ms: int, end_ms: int) -> schedule_pb2.TimeRange:
         ("CancelScheduled", schedule_pb2.CancelScheduledRequest(topic="t"), "INVALID_SELECTOR", "selector"),
         ("CancelScheduled", schedule_pb2.CancelScheduledRequest(selector=ONE), "INVALID_NAME", "topic"),
         ("CancelScheduled", cancelling(schedule_pb2.Selector(entries=[ids(1)], schedule_keys=["a"])), "INVALID_SELECTOR", "selector"),
-        ("CancelScheduled", cancelling(schedule_pb2.Selector(filter=schedule_pb2.ScheduleFilter(), schedule_keys=["a"])), "INVALID_SELECTOR", "selector"),
         ("CancelScheduled", cancelling(by_ids(ids(1), ids())), "EMPTY_ENTRY_SET", "selector.entries[1].entry_ids"),
         ("CancelScheduled", cancelling(by_keys("a", "")), "INVALID_SCHEDULE_KEY", "selector.schedule_keys[1]"),
         ("CancelScheduled", cancelling(by_keys("x" * 513)), "SCHEDULE_KEY_TOO_LARGE", "selector.schedule_keys[0]"),
-        ("CancelScheduled", cancelling(by_filter(9, 9)), "INVALID_TIME_RANGE", "selector.filter.due"),
-        ("CancelScheduled", cancelling(by_filter(key_prefix="x" * 513)), "SCHEDULE_KEY_TOO_LARGE", "selector.filter.key_prefix"),
-        ("CancelScheduled", cancelling(by_filter(), page_size=5_001), "INVALID_PAGE_SIZE", "page_size"),
-        ("CancelScheduled", cancelling(by_filter(), page_token="YQ=="), "INVALID_PAGE_TOKEN", "page_token"),
-        ("CancelScheduled", cancelling(ONE, page_token="YQ=="), "INVALID_PAGE_TOKEN", "page_token"),
         ("CancelScheduled", cancelling(ONE, request_id="x" * 256), "INVALID_REQUEST_ID", "request_id"),
         ("Reschedule", moving(ONE), "TIME_EXPECTED", "time"),
         ("Reschedule", moving(ONE, deliver_at_ms=0), "INVALID_DELIVER_AT_MS", "deliver_at_ms"),
@@ -420,7 +356,7 @@ async def test_an_unknown_topic_is_not_found(edge: Edge):
         ("ListScheduled", listing()),
         ("CountScheduled", schedule_pb2.CountScheduledRequest(topics=["t"])),
         ("CancelScheduled", cancelling(ONE)),
-        ("Reschedule", moving(by_filter(), shift_ms=1, request_id="r")),
+        ("Reschedule", moving(ONE, shift_ms=1, request_id="r")),
     ):
         assert (await refused(edge, method, request)).reason == "TOPIC_NOT_FOUND"
 

@@ -14,6 +14,7 @@ from broker.testing.sim_clock import SimClock
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
 from tests.configs import changed
 from tests.harness import EARLIEST, Node, Outgoing, small_config
+from tests.stepping import change_next
 from tests.unit.topics.test_damage import flip
 from tests.unit.topics.test_damaged_times import NEVER_SEALED, TRACKERS, run
 
@@ -92,8 +93,8 @@ def test_keyed_calls_lists_and_counts_go_on_beside_what_cannot_be_read(
         assert sum(count for _, count in counted.bars) in (len(waiting), len(waiting) + 10)
         assert topic.counts.of(topic.subscription("billing")).scheduled >= len(waiting)
         assert topic.counts.of(topic.subscription("late")).scheduled == 2
-        matching = await topic.schedule.change_matching(ALWAYS, "", Cancel(), 100, None, dry_run=True)
-        assert waiting <= {each.position for each in matching.outcomes}
+        outcomes, _ = await change_next(topic, ALWAYS, "", Cancel(), dry_run=True)
+        assert waiting <= {each.position for each in outcomes}
         await asyncio.sleep(120)
         told = [record.message for record in caplog.records]
         assert sum("schedule keys" in each.lower() for each in told) <= (0 if sealed else 1)

@@ -183,7 +183,7 @@ async def test_a_damaged_segment_is_told_and_counts_go_on(bucket_world: PendingW
     with pytest.raises(Corrupt):
         await world.look.page(EVERYTHING, "", None, 10)
     with pytest.raises(Corrupt):
-        await world.look.matching_count(EVERYTHING, "", world.lsn)
+        await world.look.count_matching(EVERYTHING, "")
     assert sum(count for _, count in (await world.look.count(EVERYTHING, HOUR)).bars) == 6
     assert world.kept.keepers == 0
 
@@ -193,7 +193,7 @@ async def test_a_disk_that_fails_is_told(bucket_world: PendingWorld):
     world.add(1, [(NOW + HOUR, "")])
     await world.seal()
     with patch.object(world.vfs, "open", side_effect=OSError("the disk is gone")), pytest.raises(Unavailable):
-        await world.look.keys_in(EVERYTHING, "", None, 10, world.lsn)
+        await world.look.next_matching(EVERYTHING, "", (0, 0, 0), 10, world.lsn)
 
 
 async def test_a_count_reads_nothing(bucket_world: PendingWorld):
@@ -238,8 +238,8 @@ async def test_an_index_that_does_not_catch_up_is_told(world: PendingWorld):
         for look in (
             world.look.page(EVERYTHING, "", None, 1),
             world.look.count(EVERYTHING, 0),
-            world.look.matching_count(EVERYTHING, "", 0),
-            world.look.keys_in(EVERYTHING, "", None, 1, 0),
+            world.look.count_matching(EVERYTHING, ""),
+            world.look.next_matching(EVERYTHING, "", (0, 0, 0), 1, 0),
         ):
             with pytest.raises(Unavailable) as refused:
                 await look

@@ -139,28 +139,25 @@ async def _places_by_places(kind, turns, due, prefix, limit) -> None:
     world.add(1, [(NOW + 1_000 * (i % 8 + 1), KEYS[i % 4]) for i in range(12)])
     for step in turns[0]:
         await play.do(step)
-    lsn, start = world.lsn, None
+    lsn, start = world.lsn, (0, 0, 0)
     play.moved.clear()
-    assert await world.look.matching_count(due, prefix, lsn) == len(world.places(due, prefix))
     for turn in [*turns[1:], *[[]] * 60]:
         for step in turn:
             await play.do(step)
         expected = [
             place
             for place in world.places(due, prefix)
-            if (start is None or place >= start) and Position(*place[1:]) not in play.moved
+            if place >= start and Position(*place[1:]) not in play.moved
         ]
-        assert await world.look.matching_count(due, prefix, lsn) == len(
-            [p for p in world.places(due, prefix) if Position(*p[1:]) not in play.moved]
-        )
-        found, end = await world.look.keys_in(due, prefix, start, limit, lsn)
-        if end is not None:
-            expected = [place for place in expected if place < end]
-        assert _places(found) == expected
+        assert await world.look.count_matching(due, prefix) == len(world.places(due, prefix))
+        found = await world.look.next_matching(due, prefix, start, limit, lsn)
+        if found.end is not None:
+            expected = [place for place in expected if place < found.end]
+        assert _places(found.entries) == expected
         assert len(expected) <= limit
-        start = end
-        if start is None:
+        if found.end is None:
             return
+        start = found.end
     raise AssertionError("no page was the last one")
 
 
