@@ -34,8 +34,8 @@ async def _publish_form(visit: Visit) -> PageForm:
             FormField("key", "Key", hint="Groups messages of a KEY_SHARED subscription."),
             FormField("properties", "Properties", "textarea", hint="One a line, as name=value."),
             FormField("when", "Due", "select", choices=_WHEN, value="now"),
-            FormField("delay", "Delay", hint="Such as 90s, 15m, 2h or 3d."),
-            FormField("at", "Time (UTC)", "datetime-local"),
+            FormField("deliver_after_ms", "Delay", hint="Such as 90s, 15m, 2h or 3d."),
+            FormField("deliver_at_ms", "Time (UTC)", "datetime-local"),
             FormField("schedule_key", "Schedule key", hint="Its own name while it is pending."),
         ],
         crumbs=[("/topics", "Topics"), (topic_link(topic), topic)],
@@ -81,19 +81,19 @@ def _property(line: str) -> tuple[str, str]:
 def _time(visit: Visit) -> dict[str, Any]:
     match visit.form.get("when"):
         case "after":
-            text = typed(visit, "delay")
+            text = typed(visit, "deliver_after_ms")
             try:
                 return {"deliver_after_ms": parse_duration_ms(text)}
             except ValueError:
                 detail = f"{text[:60]!r} is not a duration: write 90s, 15m, 2h or 3d."
-                raise CallRefusal(400, {"detail": detail, "field": "delay"}) from None
+                raise CallRefusal(400, {"detail": detail, "field": "deliver_after_ms"}) from None
         case "at":
             try:
-                time_ms = parse_time_ms(typed(visit, "at"))
+                time_ms = parse_time_ms(typed(visit, "deliver_at_ms"))
             except PageRefusal as refusal:
-                raise CallRefusal(400, {"detail": refusal.message, "field": "at"}) from None
+                raise CallRefusal(400, {"detail": refusal.message, "field": "deliver_at_ms"}) from None
             if not time_ms:
-                raise CallRefusal(400, {"detail": "Say at which time.", "field": "at"})
+                raise CallRefusal(400, {"detail": "Say at which time.", "field": "deliver_at_ms"})
             return {"deliver_at_ms": time_ms}
         case _:
             return {}

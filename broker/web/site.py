@@ -446,7 +446,8 @@ class Site:
         if request.path == "/login" and not is_passed_on:
             return None
         if request.method == "POST" or is_passed_on:
-            return await visit.page("error.html", status=401, message="Log in first.", code=401)
+            message = "Nothing was changed: log in, and do it again."
+            return await visit.page("error.html", status=401, message=message, code=401)
         return see_other("/login?" + urlencode({"next": request.path_qs}))
 
     async def _locked(self, visit: Visit) -> web.Response:

@@ -142,15 +142,22 @@ async def test_a_message_is_produced_with_all_that_it_has(make_pages: MakePages)
         key="k",
         properties="a=b=c\r\n\r\nd=",
         when="at",
-        at="2030-01-02T03:04:05",
+        deliver_at_ms="2030-01-02T03:04:05",
         schedule_key="new",
     )
     assert "Produced: " in text and "2030-01-02 03:04:05" in text and "00 01 02 ff" in text
     found = await pages.broker.registry.topic("orders").schedule.get("new")
     assert found.schedule_key == "new"
-    for field, value, told in (("payload", "no", "not base64"), ("at", "", "Say at which time")):
-        form = {"how": "base64", "payload": "", "when": "at", "at": "2030-01-02T03:04:05"} | {field: value}
-        assert told in await send(pages, "/topics/orders/produce", status=400, **form)
+    for field, value, told in (
+        ("payload", "no", "not base64"),
+        ("deliver_at_ms", "", "Say at which time"),
+        ("deliver_after_ms", "soon", "is not a duration"),
+        ("deliver_after_ms", "99999999d", "after the year 9999"),  # what the call refuses
+    ):
+        when = "after" if field == "deliver_after_ms" else "at"
+        form = {"how": "base64", "payload": "", "when": when, "deliver_at_ms": "2030-01-02T03:04:05"}
+        text = await send(pages, "/topics/orders/produce", status=400, **(form | {field: value}))
+        assert re.search(rf'id="{field}-error" role="alert">[^<]*{told}', text), text
 
 
 async def test_a_message_without_a_payload_is_there_like_any_other(make_pages: MakePages) -> None:

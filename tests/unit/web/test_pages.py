@@ -296,7 +296,8 @@ async def test_a_session_ends_with_its_token(make_pages, tmp_path: Path):
     assert access is not None
     assert [each.refresh() for each in access.watched] == [True, True]
     await pages.get("/topics", status=303)
-    await pages.post("/topics/orders/subscriptions/billing", csrf="x", action="pause", status=401)
+    text = await pages.post("/topics/orders/subscriptions/billing", csrf="x", action="pause", status=401)
+    assert "Nothing was changed: log in" in text and 'href="/login"' in text
 
 
 async def test_cookies_are_secure_behind_https(make_pages, tmp_path: Path):
