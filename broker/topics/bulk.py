@@ -78,9 +78,16 @@ class TopicBulkChanges:
         )
 
     def forgotten_with(self, ending: int, kept: int) -> tuple[int, ...]:
-        """Return which of those that ended go, the oldest first, if `ending` more end and `kept` of them are kept."""
-        ended = [bulk_id for bulk_id, standing in self._by_id.items() if standing.end is not BulkEnd.NONE]
-        return tuple(ended[: max(0, len(ended) + ending - kept)])
+        """Return which of those that ended go if `ending` more end and `kept` are kept: the oldest, dry runs first.
+
+        A call that repeats the request_id of a change that is forgotten makes it again; counts must not bring that on.
+        """
+        ended = [
+            (not standing.definition.dry_run, bulk_id)
+            for bulk_id, standing in self._by_id.items()
+            if standing.end is not BulkEnd.NONE
+        ]
+        return tuple(bulk_id for _, bulk_id in sorted(ended)[: max(0, len(ended) + ending - kept)])
 
     def capture(self, image: TopicImage) -> Capture:
         """See `Component`."""

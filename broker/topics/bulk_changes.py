@@ -96,6 +96,17 @@ class BulkChanges:
 
     async def begin(self, topic: Topic, definition: BulkDefinition) -> int:
         """Begin a bulk change; returns its number once that is durable. The same request_id again begins nothing."""
+        known = self._known(topic, definition)
+        if known is None:
+            known = await self._begin_new(topic, definition)
+        bulk_id, durable = known
+        if durable is not None:
+            await asyncio.shield(durable)
+        return bulk_id
+
+    async def _begin_new(
+        self, topic: Topic, definition: BulkDefinition
+    ) -> tuple[int, asyncio.Future[None] | None]:
         await self._wait_room()
         due = DueRange(definition.start_ms, definition.end_ms)
         counts = await topic.schedule.count(due, 0)
@@ -105,14 +116,11 @@ class BulkChanges:
             field = "deliver_at_ms" if definition.kind is BulkKind.MOVE else "deliver_after_ms"
             new_ms = np.array([definition.new_ms], dtype=np.int64)
             check_max_delay(new_ms, self._clock.now_ms(), topic.policy, lambda _: field)
-        known = self._known(topic, definition)
+        known = self._known(topic, definition)  # another call may have come in between
         if known is None:
             total = sum(messages for _, messages in counts.bars)
             known = self._submit_begin(topic, replace(definition, total=total))
-        bulk_id, durable = known
-        if durable is not None:
-            await asyncio.shield(durable)
-        return bulk_id
+        return known
 
     async def cancel(self, topic: Topic, bulk_id: int) -> BulkStanding:
         """End a bulk change where it is, if it has not ended; returns how it stands once that is durable."""
@@ -170,7 +178,9 @@ class BulkChanges:
         durable = topic.submit_change(BulkStepped(topic.topic_id, BulkStep(bulk_id, definition)))
         self._coming[topic.topic_id, bulk_id] = definition, durable
 
-        def begun(_: asyncio.Future[None]) -> None:
+        def begun(done: asyncio.Future[None]) -> None:
+            if not done.cancelled():
+                done.exception()  # told by the call, if somebody waits for its answer
             del self._coming[topic.topic_id, bulk_id]
             self._wake(topic)
 
@@ -208,6 +218,7 @@ class BulkChanges:
                 if failure is not None:
                     await asyncio.shield(self._end(topic, bulk_id, BulkEnd.FAILED, failure))
                     continue
+                await topic.schedule.caught_up()  # by itself: nobody else waits for that
                 async with self._turns:
                     await self._wait_room()
                     await self._step(topic, bulk_id, standing)

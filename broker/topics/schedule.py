@@ -140,6 +140,10 @@ class Schedule:
         for (place, _), outcome in zip(by_id, changed, strict=True):
             outcomes[place] = outcome._replace(schedule_key=outcomes[place].schedule_key)
 
+    async def caught_up(self) -> None:
+        """Return once the index has what is durable now; Unavailable if that takes long."""
+        await self._look.caught_up()
+
     async def change_next(
         self,
         due: DueRange,

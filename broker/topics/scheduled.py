@@ -137,7 +137,7 @@ class ScheduledLook:
         room, looked, scanned, bytes_left = limit, 0, 0, PAGE_BYTES_MAX
         at: Key | None = start
         with self._keep_files():
-            await self._caught_up()
+            await self.caught_up()
             while at is not None and room > 0 and scanned < LOOKED_MAX and bytes_left > 0:
                 # Not as few as there is room for: of what was moved already none is kept, and a scan costs as much.
                 step = _PREFIX_SCAN if key_prefix else limit
@@ -178,7 +178,7 @@ class ScheduledLook:
         `width_ms` 0 means one bar. Bars begin at multiples of the width from the range's start on; a range may be
         open, for only those bars are counted that lie where messages are due.
         """
-        await self._caught_up()
+        await self.caught_up()
         index = self._index()
         tracker = index.tracker
         floor_ms = self._frontier_ms + 1
@@ -213,7 +213,7 @@ class ScheduledLook:
         columns = [NO_DUE_ROWS.deliver_at_ms]
         at: Key | None = None
         with self._keep_files():
-            await self._caught_up()
+            await self.caught_up()
             while True:
                 entries, at = await self._scan(wanted, at, _COUNT_STEP)
                 columns.append(entries.deliver_at_ms)
@@ -224,13 +224,22 @@ class ScheduledLook:
                     return np.concatenate(columns)
                 await budget.spent()
 
+    async def caught_up(self) -> None:
+        """Return once the index has what is durable now; Unavailable if that takes long."""
+        try:
+            async with asyncio.timeout(_INDEXED_SECONDS_MAX):
+                await self._index().caught_up()
+                await self._index().wait_built()
+        except TimeoutError:
+            raise _not_built() from None
+
     # -- going through the index -----------------------------------------------------------------------------
 
     async def _gather(
         self, gathered: list[_Messages], wanted: _Filter, start: Key | None, limit: int
     ) -> Key | None:
         """Find at most `limit` messages, with their frames; where to go on."""
-        await self._caught_up()
+        await self.caught_up()
         at, looked, room, step, bytes_left = start, 0, limit, limit, PAGE_BYTES_MAX
         while True:
             entries, at = await self._scan(wanted, at, step)
@@ -382,14 +391,6 @@ class ScheduledLook:
                 yield np.flatnonzero(entries.ledger_ids == ledger_id), amendments
 
     # -- around a look ---------------------------------------------------------------------------------------
-
-    async def _caught_up(self) -> None:
-        try:
-            async with asyncio.timeout(_INDEXED_SECONDS_MAX):
-                await self._index().caught_up()
-                await self._index().wait_built()
-        except TimeoutError:
-            raise _not_built() from None
 
     @contextlib.contextmanager
     def _keep_files(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from broker.storage.bulk import BulkDefinition, BulkEnd, BulkKind, BulkStanding
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
+from broker.topics.bulk_changes import _STEPS_AT_ONCE
 from broker.topics.schedule_values import Cancel, DueRange, Move
 from tests.harness import Node, Outgoing, small_config
 from tests.moving import moves
@@ -297,6 +298,45 @@ def test_one_that_meets_a_damaged_index_fails_and_the_next_one_is_made() -> None
         file.pwrite([whole], 0)
         assert (await ended(node, await begin(node, CANCEL))).progress.done == 60
         await node.stop()
+
+    run(scenario)
+
+
+def test_dry_runs_are_forgotten_before_changes_whose_call_may_be_repeated() -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await fill(node, 6)
+        topic = node.topic(TOPIC)
+        named = replace(LATER, request_id="once")
+        first = await begin(node, named)
+        for _ in range(5):
+            await ended(node, await begin(node, replace(CANCEL, dry_run=True)))
+        assert topic.bulk.ids() == [first, 5, 6]
+        await topic.change_policy(TopicPolicy(max_delay_ms=1))  # which would refuse it, were it a new one
+        assert await begin(node, named) == first
+
+    run(scenario, bulk_ended_kept=3)
+
+
+def test_a_topic_whose_index_is_being_built_takes_no_turn_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(node: Node, clock: SimClock) -> None:
+        await fill(node, 9)
+        others = []
+        for number in range(_STEPS_AT_ONCE):
+            await node.create_subscription(f"t{number}", "all")
+            await node.produce(f"t{number}", [Outgoing(b"x", deliver_at_ms=START_MS + HOUR_MS)])
+            others.append(node.topic(f"t{number}"))
+            begins = iter([None])
+
+            async def wait_built(begins: Iterator[None] = begins) -> None:
+                if next(begins, 0) is not None:
+                    await asyncio.Event().wait()
+
+            monkeypatch.setattr(others[-1].index, "wait_built", wait_built)
+            await node.broker.bulk_changes.begin(others[-1], replace(CANCEL, begin_ms=START_MS))
+        begun_ms = clock.now_ms()
+        assert (await ended(node, await begin(node, CANCEL))).progress.done == 9
+        assert clock.now_ms() - begun_ms < 1_000
+        assert all(other.bulk.unended_ids() for other in others)
 
     run(scenario)
 
