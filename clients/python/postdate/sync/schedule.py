@@ -76,7 +76,8 @@ class Schedule:
     ) -> int:
         """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes.
 
-        With `key_prefix` every message of the range is read: it takes as long as the change.
+        With `key_prefix` every message of the range is read: it takes as long as the change. `BulkChangeFailed` if
+        somebody cancels the count, which is a bulk change too.
         """
         return self._portal.run(
             self._inner.count_matching(topic, start=start, end=end, key_prefix=key_prefix)
