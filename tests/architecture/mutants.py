@@ -942,6 +942,33 @@ MUTANTS = {
         "        kept",
         "tests/crash/test_bulk_crash.py::test_a_crash_at_any_operation_neither_skips_nor_doubles_a_step",
     ),
+    "a bulk change takes the step that was begun before its end": Mutant(
+        "broker/topics/bulk_changes.py",
+        " in self._ending or now is None or now.end:  # BULKWORK-1",
+        " in self._ending or now is None:  # BULKWORK-1",
+        "tests/unit/topics/test_bulk_changes.py"
+        "::test_a_step_that_was_begun_before_a_cancel_was_answered_changes_nothing",
+    ),
+    "a bulk change counts each step twice": Mutant(
+        "broker/topics/bulk_changes.py",
+        "                before.examined + examined,\n                before.matched + matched,\n"
+        "                before.done + int(",
+        "                before.examined + 2 * examined,\n                before.matched + 2 * matched,\n"
+        "                before.done + 2 * int(",
+        "tests/sim/test_bulk.py::test_a_bulk_change_skips_nothing_and_doubles_nothing",
+    ),
+    "a bulk change skips the message that a step begins with": Mutant(
+        "broker/topics/bulk_changes.py",
+        "                before.place if following is None else following,",
+        "                before.place if following is None else (*following[:2], following[2] + 1),",
+        "tests/sim/test_bulk.py::test_a_bulk_change_skips_nothing_and_doubles_nothing",
+    ),
+    "a bulk change leaves alone only what was moved since its last step": Mutant(
+        "broker/topics/bulk.py",
+        "            first_lsn=before.first_lsn or lsn,",
+        "            first_lsn=lsn,",
+        "tests/sim/test_bulk.py::test_a_bulk_change_skips_nothing_and_doubles_nothing",
+    ),
     "a filter without --yes is a success": Mutant(
         "clients/python/postdate/commands/schedule.py",
         "        if change.matched:\n            raise not_confirmed(done)",

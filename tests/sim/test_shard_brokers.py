@@ -12,19 +12,23 @@ import pytest
 from broker.errors import Fenced, PostdateError, Refused, StorageFailed, Unavailable
 from broker.policy import OVERDUE_EXPIRE, TopicPolicy
 from broker.rpc.status import to_status
+from broker.storage.bulk import BulkDefinition, BulkEnd, BulkKind
 from broker.storage.recurring_values import Definition, RecurringRule
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.recurrence import occurrences
 from broker.topics.schedule_values import Cancel, ChangeResult
-from tests.crash.history import LIVES, observe
+from broker.topics.topic import Topic
+from tests.crash.history import LIVES, crash_config, observe
 from tests.crash.test_recurring_crash import stored
 from tests.depth import at_depth
 from tests.harness import Node, Outgoing
+from tests.sim.bulk_model import BulkModel
 from tests.sim.shard_brokers import LEASE_MS, ShardBroker, make_bucket
 
 HOUR_MS = 3_600_000
+BULK_COUNT = 30
 
 
 def test_each_standby_has_the_owners_state_and_serves_after_it() -> None:
@@ -147,6 +151,80 @@ def test_a_recurring_schedule_goes_on_at_each_owner_with_no_occurrence_left_out_
         await owner.stop()
 
     run_sim(scenario, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(at_depth(change=4, deep=200)))
+def test_a_bulk_change_goes_on_at_each_owner_and_changes_each_message_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    model = BulkModel(kept=100)
+    monkeypatch.setattr(Topic, "apply", model.watch(Topic.apply))
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket(seed)
+        disks = {name: MemVfs() for name in "abc"}
+        config = crash_config(bulk_step_messages=2)
+        owner = ShardBroker(bucket, loop, "a", disks["a"], config)
+        await (await owner.follow())
+        node = await owner.own()
+        await node.create_subscription("orders", "all")
+        due_ms = START_MS + HOUR_MS
+        for prefix in "ab":
+            batch = [
+                Outgoing(b"x", deliver_at_ms=due_ms + 1_000 * at, schedule_key=f"{prefix}{at}")
+                for at in range(BULK_COUNT)
+            ]
+            await node.produce("orders", batch)
+        for definition in (
+            BulkDefinition(BulkKind.SHIFT, 60_000, key_prefix="a"),
+            BulkDefinition(BulkKind.CANCEL, key_prefix="b"),
+            BulkDefinition(BulkKind.SHIFT, -60_000),
+        ):
+            await node.broker.bulk_changes.begin(node.topic("orders"), definition)
+        halfway = 0
+        for number in range(6):
+            standby = ShardBroker(bucket, loop, "bca"[number % 3], disks["bca"[number % 3]], config)
+            taking = await standby.follow(rank=number)
+            before = steps_of(node)
+            while steps_of(node) < before + 4 and node.topic("orders").bulk.unended_ids():
+                await asyncio.sleep(rng.uniform(0.0005, 0.5))
+            halfway += bool(node.topic("orders").bulk.unended_ids())
+            match rng.choice(("killed", "cut off", "resigned")):
+                case "killed":
+                    owner.kill()
+                case "cut off":
+                    owner.store.is_cut = True
+                    await taking
+                    owner.kill()
+                case "resigned":
+                    await standby.reach(node.broker.journal.durable_lsn)
+                    await owner.stop(resigns_to=standby.name)
+            await taking
+            owner, node = standby, await standby.own()
+            model.check_shown(node.topic("orders"))
+        assert halfway > 1
+        async with asyncio.timeout(600):
+            while node.topic("orders").bulk.unended_ids():
+                await asyncio.sleep(1)
+        model.check_shown(node.topic("orders"))
+        await model.check_messages(node.topic("orders"))
+        ended = [track.standing for track in model.tracks.values()]
+        assert [each.end for each in ended] == [BulkEnd.DONE] * 3
+        assert [each.progress.done for each in ended] == [BULK_COUNT] * 3
+        for message in model.messages.values():
+            assert message.is_cancelled == message.key.startswith("b")
+            assert message.is_cancelled or message.revision == 2
+        await owner.stop()
+
+    run_sim(scenario, seed=seed)
+
+
+def steps_of(node: Node) -> int:
+    """Messages that the bulk changes have come past."""
+    bulk = node.topic("orders").bulk
+    standings = [bulk.get(bulk_id) for bulk_id in bulk.ids()]
+    return sum(each.progress.examined for each in standings if each is not None)
 
 
 def test_an_owner_that_was_cut_off_fails_with_its_next_append_and_nothing_it_said_is_lost() -> None:
