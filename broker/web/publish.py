@@ -18,7 +18,7 @@ from broker.web.search import parse_time_ms
 from broker.web.site import Visit
 
 _HOW = (("text", "text, as UTF-8"), ("base64", "base64, of any bytes"))
-_PAYLOAD_HINT = "A form has room for some 60 KiB: send what is larger with a client or `postdate produce`."
+_PAYLOAD_HINT = "A form has room for some 60 KiB: send what is larger with a client or the command-line tool."
 _WHEN = (("now", "at once"), ("after", "after a delay"), ("at", "at a time"))
 
 
