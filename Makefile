@@ -146,9 +146,9 @@ COMPILE = env -u UV_FIND_LINKS $(UV) pip compile --quiet --no-config --universal
     --custom-compile-command 'make lock' $(ARGS)
 lock: ## pin the dependencies anew (needs uv)
 	@command -v $(UV) >/dev/null || { echo "lock: uv not found; install it (pip install uv) or name it: UV=..." >&2; exit 1; }
-	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --group build --output-file requirements.txt
-	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --extra spark --extra java --extra otel --extra redis --extra postgres --group dev --constraint requirements.txt --output-file requirements-dev.txt
-	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --extra spark --group build --constraint requirements-dev.txt --output-file requirements-jobs.txt
+	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --extra spans --group build --output-file requirements.txt
+	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --extra spark --extra java --extra otel --extra redis --extra postgres --extra spans --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) pyproject.toml --extra broker --extra cli --extra cluster --extra spans --extra spark --group build --constraint requirements-dev.txt --output-file requirements-jobs.txt
 	@$(COMPILE) --group protos --output-file requirements-protos.txt
 
 clean: ## remove what was built and installed; ./data stays

@@ -20,6 +20,7 @@ from broker.config import SETTINGS, SHARDS_MAX, BrokerConfig, load_config
 from broker.errors import NotFound, PostdateError
 from broker.folder.shard_folders import prepare_folder, read_shards, shard_folder
 from broker.observe.logs import configure_logging
+from broker.observe.span_settings import traced
 from broker.runtime.imports import importing
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, show
@@ -132,7 +133,8 @@ def _serve(
     try:
         config = read_config()
         configure_logging(config.log_format, config.log_level, shard=shard)
-        status = _run(run(config))
+        with traced(os.environ, shard=shard):
+            status = _run(run(config))
     except (ConfigError, PostdateError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

@@ -27,6 +27,9 @@ certificates, tokens, keys and access rules; it logs the names of other settings
 file cannot be used, the broker logs an error and keeps the previous one; SIGHUP never ends a broker
 ([decision 20](decisions/0020-sighup-never-ends-a-broker.md)).
 
+Spans are configured by the standard `OTEL_*` variables of OpenTelemetry, not by settings
+([operations.md](operations.md#spans)).
+
 Secrets have no flag, because every user of a machine can read command lines.
 
 A size is a number of bytes, or has a unit: B, KiB, MiB, GiB, kB, MB, GB. A duration is a number of milliseconds, or

@@ -31,11 +31,13 @@ TEXT_CHARACTERS_MAX = 1_000
 LIST_ITEMS_MAX = 20
 
 LIBRARY_LINES_MAX = 10
-"""Lines that a library may log in a minute."""
+"""Lines that a library may log in a minute, but for those of _ONE_LINE."""
 
 _MINUTE_NS = 60_000_000_000
-_LIBRARIES = frozenset(("aiohttp", "asyncio", "grpc"))
-"""Those that log what strangers send, each with a traceback."""
+_ONE_LINE = frozenset(("opentelemetry", "urllib3"))
+"""Those that log each attempt to reach a receiver of spans that is away, which is no concern of the broker's work."""
+_LIBRARIES = frozenset(("aiohttp", "asyncio", "grpc")) | _ONE_LINE
+"""Those that log what strangers send, each with a traceback, or what they try again and again."""
 
 Scalar = str | int | float | bool | None
 Shown = Scalar | list[Scalar]
@@ -156,7 +158,7 @@ class LibraryLines(logging.Filter):
         minute = self._minutes.setdefault(library, _Minute(now_ns))
         if now_ns - minute.began_ns >= _MINUTE_NS:
             minute.began_ns, minute.lines = now_ns, 0
-        if minute.lines >= LIBRARY_LINES_MAX:
+        if minute.lines >= (1 if library in _ONE_LINE else LIBRARY_LINES_MAX):
             minute.left_out += 1
             return False
         minute.lines += 1

@@ -146,6 +146,10 @@ HELP: dict[str, str] = {
     "auth_failures": (
         "Calls and streams refused, by reason: credentials missing, invalid or expired, or a right denied."
     ),
+    "spans": (
+        "Spans made, by result: sent, failed (the receiver was away or refused them), dropped (the queue was "
+        "full). All 0 without OpenTelemetry."
+    ),
     "limit_refusals": "Requests refused by a limit of the access file, by limit.",
     "security_reloads": (
         "Reloads of certificates, keys, tokens or rights, by what and result. After a failed one the old ones"

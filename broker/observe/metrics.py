@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 from broker.observe.horizons import due_within_parts
 from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
 from broker.observe.metric_help import counter, gauge, histogram
+from broker.observe.spans import counts_of_spans
 
 OTHER = "_other"
 """The label of all series beyond the limit, summed. No topic has this name: names begin otherwise."""
@@ -445,6 +446,7 @@ class BrokerCollector(Collector):
         )
         yield _labelled("compactions", ("result",), _single(counters.compactions.items()))
         yield _labelled("auth_failures", ("reason",), _single(counters.auth_failures.items()))
+        yield _labelled("spans", ("result",), _single(counts_of_spans()))
         yield _labelled("limit_refusals", ("limit",), _single(sorted(counters.limit_refusals.items())))
         yield _labelled("security_reloads", ("what", "result"), sorted(counters.security_reloads.items()))
         for name, value in (

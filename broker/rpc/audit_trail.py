@@ -81,11 +81,22 @@ async def audited(
         raise
     finally:
         principal, peer = _who()
-        topic = getattr(request, "topic", "") or (request.name if action.endswith("Topic") else "")
         broker.audit.note(
-            action, result, principal=principal, peer=peer, topic=topic, details=_fields(request) | counts
+            action,
+            result,
+            principal=principal,
+            peer=peer,
+            topic=topic_of(request),
+            details=_fields(request) | counts,
         )
     return response
+
+
+def topic_of(request: Any) -> str:
+    """Return the topic that a request names; empty if none."""
+    is_of_topic = request.DESCRIPTOR.name.endswith("TopicRequest")
+    topic: str = getattr(request, "topic", "") or (getattr(request, "name", "") if is_of_topic else "")
+    return topic
 
 
 def note_created(broker: Broker, topic: str, subscription: str = "") -> None:

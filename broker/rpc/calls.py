@@ -14,7 +14,8 @@ from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.answer_ownership import begin_answer, refusal_as_owner
-from broker.rpc.audit_trail import audited
+from broker.rpc.audit_trail import audited, topic_of
+from broker.rpc.call_span import begin_span
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.slow_readers import ending_client
@@ -23,6 +24,8 @@ from broker.runtime.clock import Clock
 
 STATUS_SECONDS = 1.0
 """Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
+_WAITING = frozenset(("Receive",))
+"""Methods whose length is that of a wait for messages, which no span tells."""
 Request = TypeVar("Request", bound=Message)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
@@ -81,11 +84,17 @@ def answering(
     unless the call says that there is no need (`answer_ownership.py`).
     """
 
+    name = kind.DESCRIPTOR.name.removesuffix("Request")
+    is_traced = name not in _WAITING
+
     async def handle(raw: bytes, context: Context) -> bytes:
+        span = begin_span(name, context) if is_traced else None
         try:
             if check is not None:
                 check(raw)
             request = parse(kind, raw, broker.config)
+            if span is not None:
+                span.note_topic(topic_of(request))
             check_request(request)
             answer = begin_answer()
             response = await audited(broker, context, request, call)
@@ -94,8 +103,12 @@ def answering(
         except asyncio.CancelledError:
             raise
         except Exception as error:
+            if span is not None:
+                span.end(error)
             await refuse_as_owner(broker, context, error)
             raise AssertionError("abort returned") from error
+        if span is not None:
+            span.end()
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
     return handle

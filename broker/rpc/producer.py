@@ -12,6 +12,7 @@ from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
 from broker.rpc.answer_ownership import refusal_as_owner
 from broker.rpc.audit_trail import CONTEXT, note_created
+from broker.rpc.call_span import CallSpan, begin_span
 from broker.rpc.caller import CALLER, Caller, creating
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
 from broker.rpc.decode import DecodedProduce, ProduceEnvelope, decode_produce, read_envelope
@@ -35,6 +36,7 @@ class _Pending:
     accepted: Accepted | None = None
     refusal: Exception | None = None
     ids: bytes = b""  # the answer, where it was written while the disk worked
+    span: CallSpan | None = None
 
 
 class ProducerService:
@@ -51,10 +53,13 @@ class ProducerService:
 
     async def _produce(self, raw: bytes, context: Context) -> bytes:
         CONTEXT.set(context)
-        pending = await self._accept(raw, CALLER.get())
+        pending = await self._accept(raw, CALLER.get(), begin_span("Produce", context))
         if pending.refusal is None:
             await self._wait_durable(pending)
-        if (refusal := self._refusal_as_owner(pending)) is not None:
+        refusal = self._refusal_as_owner(pending)
+        if pending.span is not None:
+            pending.span.end(refusal)
+        if refusal is not None:
             await refuse_as_owner(self._broker, context, refusal)
         return _answer(pending)
 
@@ -74,11 +79,11 @@ class ProducerService:
         caller = CALLER.get()
         if caller is None:
             while (raw := await context.read()) is not END_OF_STREAM:
-                await pending.put(await self._accept(raw, None))
+                await pending.put(await self._accept(raw, None, begin_span("Produce", None)))
                 del raw  # or it would be held until the next one has come
         else:
             async for raw in _read_while_welcome(context, caller):
-                await pending.put(await self._accept(raw, caller))
+                await pending.put(await self._accept(raw, caller, begin_span("Produce", None)))
                 del raw
         await pending.put(None)
 
@@ -87,24 +92,32 @@ class ProducerService:
             if answer.refusal is None:
                 await self._wait_durable(answer)
             answer.refusal = self._refusal_as_owner(answer)
+            if answer.span is not None:
+                answer.span.end(answer.refusal)
             if answer.refusal is not None:
                 reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
                 self._broker.counters.refuse(reason)
             await context.write(_answer(answer))
 
-    async def _accept(self, raw: bytes, caller: Caller | None) -> _Pending:
-        pending = _Pending(0)
+    async def _accept(self, raw: bytes, caller: Caller | None, span: CallSpan | None) -> _Pending:
+        pending = _Pending(0, span=span)
         try:
             check_field_count(ProduceEnvelope.DESCRIPTOR, raw, self._broker.config)
             envelope = read_envelope(raw)
             pending.request_id = envelope.request_id
+            if span is not None:
+                span.note_topic(envelope.topic)
             if caller is not None:  # before the messages are looked at
                 caller.check_batch(envelope)
             request = decode_produce(raw, self._broker.config, envelope)
+            if span is not None:
+                span.note_batch(request.batch)
             if caller is None:
                 pending.accepted = await self._submit(request)
             else:
                 pending.accepted = await self._submit_limited(request, caller)
+            if span is not None:
+                span.note_submitted()
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -77,6 +77,7 @@ if tag_of("messages", producer_pb2.ProduceRequest) != FRAME_TAG:
     raise LookupError("ProduceRequest.messages and Delivery.message have the same tag")
 
 SCHEDULE_KEY_TAG = tag_of("schedule_key", message_pb2.Message)
+TRACEPARENT_TAG = tag_of("traceparent", message_pb2.Message)
 _KEY_TAG = tag_of("key", message_pb2.Message)
 _TTL_TAG = tag_of("ttl_ms", message_pb2.Message)
 _PROPERTY_HEAD = bytes((tag_of("properties", message_pb2.Message),))

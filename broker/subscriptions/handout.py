@@ -27,15 +27,20 @@ from broker.model import (
     bitmap_of,
     merge_entries,
 )
+from broker.observe import spans
+from broker.observe.spans import HandedMessage
 from broker.runtime.clock import Clock
 from broker.storage.alive import within
 from broker.storage.log import with_expiry_moved
 from broker.storage.salvage import NO_FRAME, read_around_damage
+from broker.storage.traceparents import find_traceparents
 from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
 from broker.subscriptions.damage import meet_damage
 from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 
+_SPANS_MAX = 64
+"""Messages of one hand-out that are told as spans: each costs the loop some of the time that the next ones wait."""
 _WINDOW_ENTRIES = 32_768
 """Due entries that are read together, at most, if their bytes fit into a frame."""
 
@@ -303,6 +308,9 @@ class HandOut:
         if subscription.honors_delay:
             counters.early_deliveries += int((read.times[chosen] > now_ms).sum())
         late_ms = now_ms - effective_ms
+        if spans.tracing is not None:
+            traced = _traced_messages(batch, late_ms)
+            spans.tracing.handed_out(subscription.topic_name, subscription.image.name, traced)
         if held_through_ms := subscription.pacing.held_through_ms:
             was_held = effective_ms <= held_through_ms
             counters.paced_lateness.observe_many(late_ms[was_held])
@@ -400,6 +408,19 @@ def entries_in(taken: Taken, at: Array | slice) -> Entries:
     for ledger_id in np.unique(ledger_ids).tolist():
         merge_entries(entries, {ledger_id: bitmap_of(entry_ids[ledger_ids == ledger_id])})
     return entries
+
+
+def _traced_messages(batch: DeliveryBatch, late_ms: Int64Column) -> list[HandedMessage]:
+    """Return the messages whose producers' spans are sampled, the first ones."""
+    return [
+        HandedMessage(
+            traceparent,
+            f"{batch.ledger_ids[place]}:{batch.entry_ids[place]}",
+            int(late_ms[place]),
+            int(batch.attempts[place]),
+        )
+        for place, traceparent in find_traceparents(batch.frames, sampled=True, looks_max=_SPANS_MAX)
+    ]
 
 
 def _is_first(taken: Taken, keep: Array) -> Array:

@@ -82,6 +82,7 @@ class Subscription:
         services: SubscriptionServices,
     ) -> None:
         self.topic_id = topic_id
+        self.topic_name = services.topic_name
         self.image = image
         self.type = SubscriptionType(image.type)
         self.policy = effective(image.policy, services.defaults)

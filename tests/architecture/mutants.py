@@ -471,9 +471,21 @@ MUTANTS = {
     ),
     "libraries log all that strangers send": Mutant(
         "broker/observe/logs.py",
-        "        if minute.lines >= LIBRARY_LINES_MAX:",
+        "        if minute.lines >= (1 if library in _ONE_LINE else LIBRARY_LINES_MAX):",
         "        if minute.lines >= 1 << 62:",
-        "tests/unit/observe/test_logs.py::test_a_library_that_logs_what_strangers_send_is_bounded",
+        "tests/unit/observe/test_logs.py::test_a_library_that_logs_what_it_is_sent_or_tries_is_bounded",
+    ),
+    "spans wait without a bound": Mutant(
+        "broker/observe/otel_spans.py",
+        "        if self._ended - self._counted.taken >= self._waiting_max:",
+        "        if self._ended - self._counted.taken >= 1 << 62:",
+        "tests/wire/test_spans.py::test_a_flood_to_a_receiver_that_hangs_is_bounded_and_so_is_the_end",
+    ),
+    "a payload passes for a traceparent": Mutant(
+        "broker/storage/traceparents.py",
+        "        found = _traceparent(frame)",
+        "        found = pattern.search(frame).group()[2:]",
+        "tests/unit/storage/test_traceparents.py::test_what_lies_in_a_payload_is_none",
     ),
     "clients need no certificate": Mutant(
         "broker/rpc/tls.py",

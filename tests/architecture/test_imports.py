@@ -34,6 +34,7 @@ ALLOWED = {
     "jinja2": ("broker.web",),
     "obstore": ("broker.cluster",),
     "prometheus_client": ("broker.web", "broker.server", "broker.observe", "broker.jobs"),
+    "opentelemetry": ("broker.observe",),
     "pyspark": ("broker.jobs",),
 }
 

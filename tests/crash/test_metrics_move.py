@@ -95,6 +95,10 @@ NAMED = {
         "tests/wire/test_tls.py",
         "test_new_certificate_is_served_without_a_restart",
     ),
+    "postdate_spans": (
+        "tests/wire/test_spans.py",
+        "test_spans_that_are_sent_are_counted",
+    ),
     "postdate_subscription_paced": (
         "tests/unit/topics/test_counters.py",
         "test_what_pacing_holds_back_is_shown_and_counted_apart",

@@ -55,6 +55,7 @@ CASES = [
     Case("bad address", ("--grpc-address", "7650"), arguments=("--grpc-address=7650",)),
     Case("settings that do not fit together", ("lease_ms_max", "lease_ms"), arguments=("--lease-ms-max=1s",)),
     Case("plaintext beyond this machine", ("0.0.0.0:0", "POSTDATE_ALLOW_PLAINTEXT=true", "tls_cert_file"), arguments=("--grpc-address=0.0.0.0:0",)),
+    Case("spans by gRPC", ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"), environ={"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
     Case("shards of a cluster", ("shards", "cluster_store"), arguments=("--shards=2", "--cluster-store=file:///nowhere", "--cluster-nodes=a=h:1")),
     Case("rights and nobody to have them", ("access_file", "tokens_file"), arguments=("--access-file=/nowhere.toml",)),
 ]  # fmt: skip
