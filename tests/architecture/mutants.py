@@ -1147,7 +1147,7 @@ MUTANTS = {
         "broker/storage/packed_writer.py",
         "        file.sync()\n",
         "",
-        "tests/unit/storage/test_packed_rows.py::test_packing_2_the_file_is_on_disk_when_the_last_step_returns",
+        "tests/unit/storage/test_packed_rows.py::test_packing_2_the_file_is_on_disk_when_the_last_step_returns_but_for_its_name",
     ),
     "what was packed takes data and times with it": Mutant(
         "broker/storage/ledger.py",

@@ -108,7 +108,7 @@ async def test_consumers_that_stay_are_cut_after_the_grace(
     start: Start, tmp_path: Path, number: signal.Signals
 ):
     load = Load(seed=3)
-    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="300ms", **SMALL)).serving()
+    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="1500ms", **SMALL)).serving()
     tasks = await run_for(broker, load, 0, polite=False)
     broker.process.send_signal(number)
     broker.process.send_signal(number)  # impatience changes nothing
