@@ -28,7 +28,7 @@ class Tuning:
     recurring_bytes_max: int = 256 * MIB  # over all topics
     recurring_bytes_per_topic_max: int = 32 * MIB  # as is what a checkpoint writes of them in one step
     recurring_message_bytes_max: int = 64 * KIB  # definitions are in memory
-    bulk_step_messages: int = 2_000
+    bulk_step_messages: int = 5_000
     bulk_unended_max: int = 16  # of a topic
     bulk_ended_kept: int = 100  # the same
     request_bytes_max: int = 0  # 0: `BrokerConfig` derives it, as the next one
