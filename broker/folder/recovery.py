@@ -15,8 +15,9 @@ one that no manifest names.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import Vfs, replace_file
@@ -42,6 +43,8 @@ from broker.storage.records import Record, decode_record
 from broker.storage.recurring import RecurringImage, decode_recurring
 from broker.storage.segment import Group
 from broker.topics.registry import Registry
+
+OwnImage = TypeVar("OwnImage", ProducersImage, RecurringImage, BulkImage)
 
 
 @dataclass(slots=True)
@@ -87,11 +90,17 @@ def open_manifests(
         manifests.cursors[topic_id] = _read_cursors(vfs, layout, image)
         manifests.amendments[topic_id] = read_amendments(vfs, layout, image)
         if image.producers_file:
-            manifests.producers[topic_id] = read_producers(vfs, layout, image)
+            manifests.producers[topic_id] = _read_own(
+                vfs, layout, topic_id, image.producers_file, decode_producers, "producers"
+            )
         if image.recurring_file:
-            manifests.recurring[topic_id] = read_recurring(vfs, layout, image)
+            manifests.recurring[topic_id] = _read_own(
+                vfs, layout, topic_id, image.recurring_file, decode_recurring, "recurring schedules"
+            )
         if image.bulk_file:
-            manifests.bulk[topic_id] = read_bulk(vfs, layout, image)
+            manifests.bulk[topic_id] = _read_own(
+                vfs, layout, topic_id, image.bulk_file, decode_bulk, "bulk changes"
+            )
     return manifests
 
 
@@ -218,31 +227,15 @@ def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Am
     return amendments
 
 
-def read_producers(vfs: Vfs, layout: Layout, image: TopicImage) -> ProducersImage:
-    """Read the producers' file that a topic names; raises Corrupt. Blocks."""
-    path = f"{layout.cursors(image.topic_id)}/{image.producers_file}"
-    producers = decode_producers(read_named(vfs, path, _ADVICE), path)
-    if producers.topic_id != image.topic_id:
-        raise Corrupt("A file of producers belongs to another topic", path=path, advice=_ADVICE)
-    return producers
-
-
-def read_recurring(vfs: Vfs, layout: Layout, image: TopicImage) -> RecurringImage:
-    """Read the file of recurring schedules that a topic names; raises Corrupt. Blocks."""
-    path = f"{layout.cursors(image.topic_id)}/{image.recurring_file}"
-    recurring = decode_recurring(read_named(vfs, path, _ADVICE), path)
-    if recurring.topic_id != image.topic_id:
-        raise Corrupt("A file of recurring schedules belongs to another topic", path=path, advice=_ADVICE)
-    return recurring
-
-
-def read_bulk(vfs: Vfs, layout: Layout, image: TopicImage) -> BulkImage:
-    """Read the file of bulk changes that a topic names; raises Corrupt. Blocks."""
-    path = f"{layout.cursors(image.topic_id)}/{image.bulk_file}"
-    bulk = decode_bulk(read_named(vfs, path, _ADVICE), path)
-    if bulk.topic_id != image.topic_id:
-        raise Corrupt("A file of bulk changes belongs to another topic", path=path, advice=_ADVICE)
-    return bulk
+def _read_own(
+    vfs: Vfs, layout: Layout, topic_id: int, file: str, decode: Callable[[bytes, str], OwnImage], what: str
+) -> OwnImage:
+    """Read a file that a topic names for one of its components; raises Corrupt. Blocks."""
+    path = f"{layout.cursors(topic_id)}/{file}"
+    image = decode(read_named(vfs, path, _ADVICE), path)
+    if image.topic_id != topic_id:
+        raise Corrupt(f"A file of {what} belongs to another topic", path=path, advice=_ADVICE)
+    return image
 
 
 def _check_lengths(vfs: Vfs, name: LedgerName, lengths: dict[str, int]) -> None:

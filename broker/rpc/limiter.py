@@ -75,7 +75,7 @@ class LimitTally:
     sum: int | None = None
     """As it was added up last; None before that was done once."""
     since: int = 0
-    """TakenBatch since that sum was begun, or on its way then."""
+    """Taken since that sum was begun, or on its way then."""
     on_way: int = 0
     _next: int = 0
     """The `since` of the sum that is being added up."""

@@ -51,10 +51,6 @@ class TokenBucket:
         missing = count * _TOKEN - self._level
         return -(-missing // self._rate) if missing > 0 else 0
 
-    def is_full(self, now_ns: int) -> bool:
-        """Return whether it is as a new one would be."""
-        return self.count(now_ns) >= self._burst
-
     def take(self, count: int, now_ns: int) -> None:
         """Take so many; below 0: give back."""
         self._settle(now_ns)

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -237,21 +237,19 @@ async def test_a_flood_to_a_receiver_that_hangs_is_bounded_and_so_is_the_end(wir
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         limits = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "16"}
-        block = spans_to(url, **limits)
-        block.__enter__()
-        stream = wire.producer.ProduceStream()
-        for request_id in range(500):
-            await within(stream.write(batch("orders", b"x", request_id=request_id)))
-            answer = await within(stream.read())
-            assert answer.request_id == request_id and not answer.HasField("error")
-        stream.cancel()
-        # One batch is on its way, and the queue is full.
-        assert 500 - 64 - 16 <= value(wire, "dropped") <= 500 - 64
-        began = time.monotonic()
-        await asyncio.get_running_loop().run_in_executor(
-            ThreadPoolExecutor(1), lambda: block.__exit__(None, None, None)
-        )
-        assert time.monotonic() - began < otel_spans.SHUT_DOWN_SECONDS + 2
+        with ExitStack() as block:
+            block.enter_context(spans_to(url, **limits))
+            stream = wire.producer.ProduceStream()
+            for request_id in range(500):
+                await within(stream.write(batch("orders", b"x", request_id=request_id)))
+                answer = await within(stream.read())
+                assert answer.request_id == request_id and not answer.HasField("error")
+            stream.cancel()
+            # One batch is on its way, and the queue is full.
+            assert 500 - 64 - 16 <= value(wire, "dropped") <= 500 - 64
+            began = time.monotonic()
+            await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), block.close)
+            assert time.monotonic() - began < otel_spans.SHUT_DOWN_SECONDS + 2
     assert await wire.produce("orders", b"x")
 
 
