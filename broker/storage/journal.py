@@ -370,7 +370,10 @@ class Journal:
         # What has gathered goes to the disk first, so that the disk works while we apply.
         write = self._start_write() if self._queue and self._gap_seconds_left() <= 0 else None
         await _tell(durable.submitted, self._settle(written))
-        return write if self._failed is None else None
+        if write is not None and self._failed is not None:  # `fail` came meanwhile, and told those who wait
+            write.add_done_callback(_take_note)
+            return None
+        return write
 
     def _settle(self, written: StoredGroup) -> list[Any]:
         """Apply the group that is durable; returns what those who wait for it are to be told."""
@@ -438,6 +441,12 @@ class Journal:
         refusal = StorageFailed(self._failed.message)
         refusal.__cause__ = self._failed.__cause__
         return refusal
+
+
+def _take_note(write: asyncio.Future[StoredGroup]) -> None:
+    """A failed write after writing has ended is news to nobody; without this asyncio would log it."""
+    if not write.cancelled():
+        write.exception()
 
 
 async def _tell(group: Sequence[_Submitted], results: Sequence[Any]) -> None:

@@ -17,6 +17,11 @@ Dropping renames or removes whole segments below an lsn that no manifest needs a
 back any of those names, with holes between them. So opening starts at the last segment that begins at or
 before the lsn that is needed, and never looks at what lies below.
 
+Opening, where the last group is in no manifest: that group may be in memory alone, by a sync that failed in a life
+before, and no later sync would write it. So its segment's groups are copied to a spare, which is synced and renamed
+over the segment; a crash leaves the one file or the other, and an answered group is durable in both. A disk without
+room for the copy leaves it out, and the log says so.
+
 Shrinking, while nobody appends: the spares are removed, a large active segment in which nothing is needed is followed
 by a new one in the steps of a roll, and dropped then. So at rest the folder holds one small segment, and the groups
 that come go where those of a new journal do. Once that roll has begun no group goes into the segment before, as the
@@ -27,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 import threading
 from bisect import bisect_right
@@ -59,6 +65,7 @@ from broker.storage.segment import (
 log = get_logger(__name__)
 
 _GROWTH_BYTES = 256 * KIB
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Bytes by which a new segment's file is lengthened ahead of its groups: a sync has no new length to make durable then.
 
 This takes no blocks, so the sync of a group that begins a new block waits for the file system's own journal as before;
@@ -297,7 +304,10 @@ class LocalGroupLog:
                     offset=examined.end_offset,
                     bytes=examined.torn_bytes,
                 )
-            self._resume(examined.end_offset, examined.file_bytes)
+            file_bytes, needed_next_lsn = examined.file_bytes, max(needed_from_lsn, needed_to_lsn + 1)
+            if examined.end_offset > HEADER_BYTES and examined.next_lsn > needed_next_lsn:
+                file_bytes = examined.end_offset if self._renew(examined.end_offset) else file_bytes
+            self._resume(examined.end_offset, file_bytes)
 
     @property
     def next_index(self) -> int:
@@ -404,6 +414,40 @@ class LocalGroupLog:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+    def _renew(self, end: int) -> bool:
+        """Put the groups of the last segment, which end there, into a file whose sync tells the truth.
+
+        Returns False where the disk has no room for it: a broker that makes room must be able to start.
+        """
+        path, is_there = self.segments.take_spare()
+        segment_path = self.segments.segment_path(self.segments.last())
+        try:
+            with contextlib.ExitStack() as files:
+                source = self._vfs.open(segment_path)
+                files.callback(source.close)
+                file = self._vfs.open(path, create=not is_there)
+                files.callback(file.close)
+                for offset in range(0, end, MIB):
+                    # By way of memory: a copy within the file system may take what is on the disk.
+                    file.pwrite([source.pread(min(MIB, end - offset), offset)], offset)
+                if file.size() > end:
+                    file.truncate(end)
+                file.sync()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            if self._vfs.exists(path):
+                self._vfs.remove(path)
+            log.warning(
+                "The end of the journal could not be written again, as the disk has no room. If the broker stopped "
+                "because a write or a sync failed, restart the machine before anything is produced",
+                path=segment_path,
+                error=error,
+            )
+            return False
+        self._vfs.rename(path, segment_path)
+        return True
 
     def _resume(self, end: int, file_bytes: int) -> None:
         """Cut what follows the last good group of the last segment, and go on writing there."""

@@ -12,7 +12,8 @@
   MEMVFS-4  Changes of names within one directory reach the disk in order; between directories in any order.
   MEMVFS-5  A sector of 512 bytes holds what it held after one of the writes, or zeros where writes are unsynced;
       what was synced before, and is not written over, stays.
-  MEMVFS-6  After a sync failed, no later sync of that file or directory makes anything durable (fsyncgate).
+  MEMVFS-6  After a sync failed, no later sync makes durable what was written to that file before, not even for another
+      process: only what is written again is (fsyncgate). No later sync of a directory makes anything durable.
 
 Relative and absolute paths name the same tree. Of a file space is taken up to the end of what was written;
 what `truncate` added takes none.
@@ -419,33 +420,43 @@ class _DiskFile:
     durable: bytes | bytearray = b""
     used_bytes: int = 0  # of what is durable
     pending: list[Op] = field(default_factory=list)
-    broken: bool = False
+    lost: list[Op] = field(default_factory=list)  # from before a sync that failed; older than what is pending
 
     def copy(self) -> _DiskFile:
-        return _DiskFile(bytes(self.durable), self.used_bytes, self.pending.copy(), self.broken)
+        return _DiskFile(bytes(self.durable), self.used_bytes, self.pending.copy(), self.lost.copy())
 
     def sync(self) -> None:
-        if not self.broken and self.pending:
-            self.durable = _applied(self.durable, self.pending)
-            self.used_bytes = reduce(_used_bytes, self.pending, self.used_bytes)
-            self.pending.clear()
+        if not self.pending:
+            return
+        shown_bytes = reduce(_length, (*self.lost, *self.pending), len(self.durable))
+        self.durable = _applied(self.durable, self.pending)
+        del self.durable[shown_bytes:]
+        self.used_bytes = reduce(_used_bytes, self.pending, self.used_bytes)
+        for later in self.pending:
+            self.lost = [part for op in self.lost if op.kind == "write" for part in _kept(op, later)]
+        self.pending.clear()
+
+    def fail_sync(self) -> None:
+        self.lost += self.pending
+        self.pending.clear()
 
     def used_bytes_max(self) -> int:
-        """Return the space that it takes at most, whichever of the pending operations the disk took."""
-        return max(itertools.accumulate(self.pending, _used_bytes, initial=self.used_bytes))
+        """Return the space that it takes at most, whichever of the operations in doubt the disk took."""
+        in_doubt = (*self.lost, *self.pending)
+        return max(itertools.accumulate(in_doubt, _used_bytes, initial=self.used_bytes))
 
     def after_crash(self, policy: CrashPolicy, rng: random.Random) -> bytes:
         # Kept as bytes until the next sync, so that the states of one moment share what did not change.
         self.durable = bytes(self.durable)
-        if not self.pending:
+        pending = [*self.lost, *self.pending]
+        if not pending:
             return self.durable
         if policy is CrashPolicy.MIXED:
             policy = rng.choice(_FATES)
         if policy in (CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_KEPT_DATA_LOST):
             return self.durable
         if policy is CrashPolicy.TORN:
-            return _torn(self.durable, self.pending, rng)
-        pending = self.pending
+            return _torn(self.durable, pending, rng)
         if policy is CrashPolicy.ZEROED:
             pending = [op._replace(data=bytes(len(op.data))) for op in pending]
         return bytes(_applied(self.durable, pending))
@@ -466,6 +477,9 @@ class _DiskDir:
         if not self.broken:
             self.durable = self._names(len(self.pending))
             self.pending.clear()
+
+    def fail_sync(self) -> None:
+        self.broken = True
 
     def after_crash(self, policy: CrashPolicy, rng: random.Random) -> dict[str, int]:
         if policy in (CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_LOST_DATA_KEPT):
@@ -519,7 +533,7 @@ class _Disk:
             case "sync" | "sync_dir" | "sync_failed":
                 synced = self.files.get(op.node) or self.dirs.get(op.node)
                 if synced is not None and op.kind == "sync_failed":
-                    synced.broken = True
+                    synced.fail_sync()
                 elif synced is not None:
                     synced.sync()
             case "create":
@@ -536,6 +550,20 @@ def _used_bytes(used_bytes: int, op: Op) -> int:
     if op.kind == "truncate":
         return min(used_bytes, op.offset)
     return max(used_bytes, op.offset + len(op.data))
+
+
+def _length(length: int, op: Op) -> int:
+    """Return the length that a file shows after a write or a truncate."""
+    return op.offset if op.kind == "truncate" else max(length, op.offset + len(op.data))
+
+
+def _kept(write: Op, later: Op) -> Iterator[Op]:
+    """The parts of a write that a later operation left as they were."""
+    first, end = write.offset, write.offset + len(write.data)
+    later_end = max(end, later.offset) if later.kind == "truncate" else later.offset + len(later.data)
+    for low, high in ((first, min(end, later.offset)), (max(first, later_end), end)):
+        if low < high:
+            yield write._replace(offset=low, data=write.data[low - first : high - first])
 
 
 def _applied(content: bytes | bytearray, ops: Sequence[Op]) -> bytearray:
@@ -555,7 +583,7 @@ def _torn(durable: bytes, ops: Sequence[Op], rng: random.Random) -> bytes:
     """`durable` after a part of each op: every sector has its own fate, and so has the length."""
     lengths = [len(durable)]
     for op in ops:
-        lengths.append(op.offset if op.kind == "truncate" else max(lengths[-1], op.offset + len(op.data)))
+        lengths.append(_length(lengths[-1], op))
     image = bytearray(durable) + bytes(max(lengths) - len(durable))
     kept_chance = rng.random()
     fates: dict[int, int] = {}  # by sector: how many of the ops it took; -1 if it took zeros instead

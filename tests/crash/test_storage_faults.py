@@ -195,6 +195,33 @@ async def outlive_faults(clock: SimClock, faults: list[Fault]) -> None:
     await check_every_restart(run)
 
 
+def test_a_start_after_a_failed_sync_relies_on_nothing_that_the_disk_may_not_have():
+    """The machine lives on, so all of what was written is still shown; the power goes later."""
+    count = operation_counts()["sync"]
+    for nth in some_of(count):
+        fault = Fault("sync", nth=nth)
+        try:
+            run_sim(lambda _, clock, fault=fault: live_again(clock, fault), seed=3)
+        except BaseException as failure:
+            failure.add_note(f"sync number {nth} of {count} failed")
+            raise
+
+
+async def live_again(clock: SimClock, fault: Fault) -> None:
+    run = Run(clock, fault)
+    node = await run.work()
+    await node.stop()
+    assert fault.hit_count or fault.seen_count < fault.nth
+    run.vfs.faults.clear()
+    node = run.recorder.open()
+    await node.produce("orders", _messages(10))
+    await check_every_restart(run)
+    await node.checkpoint()
+    await node.produce("orders", _messages(11))
+    await check_every_restart(run)
+    await node.stop()
+
+
 async def check_every_restart(run: Run) -> None:
     """Whatever the disk kept, everything answered is there; a process that starts again finds the same."""
     at = run.vfs.op_count

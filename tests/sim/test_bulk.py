@@ -121,8 +121,8 @@ class BulkLife:
         await self.serve()
 
     async def stop(self) -> None:
-        self.node.vfs.faults.clear()  # disks fail in lives that end with a crash
         await self.node.stop()
+        self.node.vfs.faults.clear()
         self.poll()
         self.inbox = None
         await asyncio.sleep(self.rng.choice((0, 1, 30)))

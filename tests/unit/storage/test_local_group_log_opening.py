@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import suppress
 
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Corrupt
+from broker.runtime.vfs import WriteFailed
 from broker.storage.dump import dump_segment as dump
 from broker.storage.segment import encode_header
+from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy
 from tests.unit.storage.group_log_driver import (
     FOLDER,
@@ -36,6 +39,67 @@ async def test_an_opened_journal_goes_on_where_the_last_group_ended() -> None:
             await append(log, count)
     assert lsns(open_log(vfs, (1, 9))) == list(range(1, 10))
     assert segments(vfs) == [f"{1:016x}.seg"]
+
+
+@pytest.mark.parametrize("spares", [False, True])
+async def test_a_group_whose_sync_failed_is_durable_once_another_life_went_on_after_it(spares: bool) -> None:
+    vfs = make_vfs()
+    if spares:
+        await write(vfs, 9, segment_bytes=1)
+        async with opened(open_log(vfs, (10, 9))) as log:
+            await log.trim(9)
+            await append(log, 3)
+    else:
+        await write(vfs, 12)
+    needed = (9, 8)
+    with pytest.raises(WriteFailed):
+        async with opened(open_log(vfs, needed)) as log:
+            await append(log, 1)
+            vfs.faults.add(Fault("sync", f"{FOLDER}/*"))
+            await append(log, 1)
+    vfs.faults.clear()
+    begun_at = vfs.op_count
+    async with opened(open_log(vfs, needed)) as log:
+        assert log.next_index == 15, "what is in memory is found"
+        opened_at = vfs.op_count
+        await append(log, 2)
+    for state in vfs.crash_states(first=begun_at, seeds=(0, 1)):
+        found = lsns(open_log(state.vfs, needed), 9)
+        owed = 16 if state.at == vfs.op_count else 14 if state.at >= opened_at else 13
+        assert found == list(range(9, 9 + len(found)))
+        assert found[-1] >= owed, state
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+async def test_a_disk_without_room_for_the_last_groups_again_lets_the_journal_open(
+    operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    vfs = make_vfs()
+    await write(vfs, 12)
+    names = vfs.snapshot().keys()
+    vfs.faults.add(Fault(operation, "*/spare-*", error=errno.ENOSPC))
+    async with opened(open_log(vfs, (9, 8))) as log:
+        assert lsns(log, 9) == list(range(9, 13))
+        assert vfs.snapshot().keys() == names
+        await append(log, 1)
+    assert "no room" in caplog.text
+    assert "restart the machine" in caplog.text
+
+
+async def test_a_disk_that_fails_under_the_last_groups_again_ends_the_start() -> None:
+    vfs = make_vfs()
+    await write(vfs, 12)
+    vfs.faults.add(Fault("sync", "*/spare-*"))
+    with pytest.raises(WriteFailed):
+        open_log(vfs, (9, 8))
+
+
+async def test_a_journal_that_the_manifests_hold_is_not_written_again() -> None:
+    vfs = make_vfs()
+    await write(vfs, 9)
+    begun_at = vfs.op_count
+    open_log(vfs, (10, 9))
+    assert {op.kind for op in vfs.ops[begun_at:]} <= {"truncate", "sync", "sync_dir"}
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,30 @@ def test_failed_sync_makes_nothing_durable_and_no_later_one_does() -> None:
     assert vfs.crashed(vfs.op_count, LOSE).snapshot() == OLD
 
 
+def test_after_a_failed_sync_only_what_is_written_again_becomes_durable() -> None:
+    vfs = MemVfs()
+    write("/a", b"0123456789", create=True, sync=True)(vfs)
+    vfs.sync_dir("/")
+    fault = vfs.faults.add(Fault("sync", "/a"))
+    file = vfs.open("/a")
+    file.pwrite([b"abcdefghij"], 5)
+    with pytest.raises(OSError, match="/a"):
+        file.sync()
+    assert fault.hit_count == 1
+    again = vfs.open("/a")  # as another process does
+    again.truncate(12)
+    again.pwrite([b"XY"], 7)
+    again.sync()
+    again.sync()
+    assert vfs.snapshot() == {"a": b"01234abXYefg"}
+    assert vfs.crashed(vfs.op_count, LOSE).snapshot() == {"a": b"0123456XY9\0\0"}
+    assert vfs.crashed(vfs.op_count, KEEP).snapshot() == vfs.snapshot()
+    again.truncate(3)
+    again.sync()
+    for policy in CrashPolicy:
+        assert vfs.crashed(vfs.op_count, policy).snapshot() == {"a": b"012"}
+
+
 def test_fault_from_then_on_hits_only_its_files() -> None:
     vfs = settled()
     vfs.faults.add(Fault("write", "*/b", error=errno.ENOSPC, onward=True))
