@@ -151,6 +151,11 @@ HELP: dict[str, str] = {
         "full). All 0 without OpenTelemetry."
     ),
     "limit_refusals": "Requests refused by a limit of the access file, by limit.",
+    "limit_used": (
+        "Pending messages or bytes, or topics, that count against a limit of the access file, by limit and key. "
+        "Absent where no limit bounds them; updated every second."
+    ),
+    "limit_allowed": "Most that the limit allows of it, by limit and key.",
     "security_reloads": (
         "Reloads of certificates, keys, tokens or rights, by what and result. After a failed one the old ones"
         " stay in force."

@@ -132,6 +132,8 @@ class BrokerCounters:
     security_reloads: dict[tuple[str, str], int] = field(default_factory=dict)
     limit_refusals: dict[str, int] = field(default_factory=dict)
     """By the names of the limits in force."""
+    limit_totals: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """Use of the totals that limits bound, and the most allowed; by name of the limit and key in the file."""
     tls_expires_at_seconds: int = 0
 
     def note_security_reload(self, what: str, outcome: str) -> None:
@@ -448,6 +450,7 @@ class BrokerCollector(Collector):
         yield _labelled("auth_failures", ("reason",), _single(counters.auth_failures.items()))
         yield _labelled("spans", ("result",), _single(counts_of_spans()))
         yield _labelled("limit_refusals", ("limit",), _single(sorted(counters.limit_refusals.items())))
+        yield from _limit_totals(sorted(counters.limit_totals.items()))
         yield _labelled("security_reloads", ("what", "result"), sorted(counters.security_reloads.items()))
         for name, value in (
             ("ready", int(snapshot.ready)),
@@ -471,6 +474,15 @@ class BrokerCollector(Collector):
             yield family
         if snapshot.cluster is not None:
             yield from _cluster_parts(snapshot.cluster)
+
+
+def _limit_totals(totals: Iterable[tuple[tuple[str, str], tuple[int, int]]]) -> Iterator[Metric]:
+    used, allowed = gauge("limit_used", ("limit", "key")), gauge("limit_allowed", ("limit", "key"))
+    for labels, (count, most) in totals:
+        used.add_metric(labels, count)
+        allowed.add_metric(labels, most)
+    yield used
+    yield allowed
 
 
 def _cluster_parts(snapshot: ClusterSnapshot) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from broker.errors import LimitReached, OutOfRange
 from broker.observe.logs import get_logger
@@ -43,6 +44,18 @@ _RETRY_MS = 1_000
 _LOGGED_NS = 60_000_000_000
 
 
+class Shortage(NamedTuple):
+    """A rate that has not gathered enough for a batch, the one that takes longest."""
+
+    key: str
+    """Its key in the access file."""
+    per_second: int
+    left: int
+    """Messages or bytes that have gathered."""
+    asked: int
+    wait_ns: int
+
+
 class Used:
     """Use of the rates of one limit: by one principal, or by all together."""
 
@@ -50,18 +63,19 @@ class Used:
         self.messages = TokenBucket()
         self.bytes = TokenBucket()
 
-    def wait_ns(self, limit: Limit, messages: int, bytes_: int, now_ns: int) -> int:
-        """Nanoseconds until a batch may be taken. One larger than the burst is taken whole, and the rest is owed."""
-        wait_ns = 0
-        for bucket, rate, asked in (
-            (self.messages, limit.messages_per_second, messages),
-            (self.bytes, limit.bytes_per_second, bytes_),
+    def shortage(self, limit: Limit, messages: int, bytes_: int, now_ns: int) -> Shortage | None:
+        """Rate that a batch has to wait for, if any. One larger than the burst is taken whole, and owes the rest."""
+        found: Shortage | None = None
+        for key, bucket, rate, asked in (
+            ("messages_per_second", self.messages, limit.messages_per_second, messages),
+            ("bytes_per_second", self.bytes, limit.bytes_per_second, bytes_),
         ):
             burst = limit.burst(rate)
             bucket.adopt(rate, burst, now_ns)
-            if rate:
-                wait_ns = max(wait_ns, bucket.wait_ns(min(asked, burst), now_ns))
-        return wait_ns
+            wait_ns = bucket.wait_ns(min(asked, burst), now_ns) if rate else 0
+            if wait_ns > (0 if found is None else found.wait_ns):
+                found = Shortage(key, rate, max(0, bucket.count(now_ns)), asked, wait_ns)
+        return found
 
     def take(self, messages: int, bytes_: int, now_ns: int) -> None:
         self.messages.take(messages, now_ns)
@@ -104,9 +118,15 @@ class LimitTally:
         """It was added up. What came meanwhile may be in there or not, so it counts beside it."""
         self.sum, self.since = sum_, self._next
 
+    @property
+    def used(self) -> int | None:
+        """Total that counts now; None before the first sum."""
+        return None if self.sum is None else self.sum + self.since
+
     def exceeds(self, count: int, most: int) -> bool:
         """Return whether so many more would be more than allowed."""
-        return bool(most) and self.sum is not None and self.sum + self.since + count > most
+        used = self.used
+        return bool(most) and used is not None and used + count > most
 
 
 @dataclass(slots=True)
@@ -116,6 +136,16 @@ class LimitTotals:
     messages: LimitTally = field(default_factory=LimitTally)
     bytes: LimitTally = field(default_factory=LimitTally)
     topics: LimitTally = field(default_factory=LimitTally)
+
+    def bounded_by(self, limit: Limit) -> Iterator[tuple[str, LimitTally, int]]:
+        """Key in the access file, tally and most allowed, of each that the limit bounds."""
+        for key, tally, allowed in (
+            ("pending_messages", self.messages, limit.pending_messages),
+            ("pending_bytes", self.bytes, limit.pending_bytes),
+            ("topics_max", self.topics, limit.topics_max),
+        ):
+            if allowed:
+                yield key, tally, allowed
 
     def take(self, messages: int, bytes_: int) -> None:
         """So much is on its way."""
@@ -195,6 +225,7 @@ class Limiter:
         self._counters.limit_refusals = {each.name: refusals.get(each.name, 0) for each in limits.every}
         self._logged_ns = {name: ns for name, ns in self._logged_ns.items() if name in same}
         self._limits = limits
+        self._show_totals()
 
     def take(self, principal: str, topic: str, messages: int, bytes_: int) -> TakenBatch | None:
         """Count a batch against all limits that hold for it; None if none does. Raises LimitReached, OutOfRange."""
@@ -208,8 +239,8 @@ class Limiter:
         for limit in limits:
             if limit.has_rates:
                 used.append(spent := self._used_of(limit, principal))
-                if wait_ns := spent.wait_ns(limit, messages, bytes_, now_ns):
-                    refusals.append((limit, _rate_exceeded(limit, -(-wait_ns // 1_000_000))))
+                if (shortage := spent.shortage(limit, messages, bytes_, now_ns)) is not None:
+                    refusals.append((limit, _rate_exceeded(limit, shortage)))
             if limit.has_totals:
                 totals.append(total := self._totals[limit.name])
                 if (error := _pending_exceeded(limit, total, messages, bytes_)) is not None:
@@ -230,7 +261,7 @@ class Limiter:
         for limit in self._limits.of(principal, topic):
             if limit.has_rates:
                 spent = self._used_of(limit, principal)
-                spent.wait_ns(limit, 0, 0, now_ns)  # by the rates that hold now
+                spent.shortage(limit, 0, 0, now_ns)  # by the rates that hold now
                 spent.take(messages, bytes_, now_ns)
             if limit.has_totals:
                 total = self._totals[limit.name]
@@ -245,7 +276,7 @@ class Limiter:
             if limit.topics_max:
                 tallies.append(tally := self._totals[limit.name].topics)
                 if tally.exceeds(1, limit.topics_max):
-                    error = _topics_exceeded(limit)
+                    error = _topics_exceeded(limit, tally)
                     self._note(limit, principal, topic, error)
                     raise error
         for tally in tallies:
@@ -284,6 +315,16 @@ class Limiter:
         for name, total in totals.items():
             for tally, count in zip((total.messages, total.bytes, total.topics), sums[name], strict=True):
                 tally.end(count)
+        self._show_totals()
+
+    def _show_totals(self) -> None:
+        self._counters.limit_totals = {
+            (limit.name, key): (used, allowed)
+            for limit in self._limits.every
+            if limit.has_totals
+            for key, tally, allowed in self._totals[limit.name].bounded_by(limit)
+            if (used := tally.used) is not None
+        }
 
     def _used_of(self, limit: Limit, principal: str) -> Used:
         key = limit.name, principal if limit.principals is not None else ""
@@ -310,46 +351,76 @@ class Limiter:
             )
 
 
-def _rate_exceeded(limit: Limit, retry_after_ms: int) -> LimitReached:
-    rates = [
-        f"{rate} {unit}"
-        for rate, unit in ((limit.messages_per_second, "messages"), (limit.bytes_per_second, "bytes"))
-        if rate
-    ]
+def _rate_exceeded(limit: Limit, shortage: Shortage) -> LimitReached:
+    unit = shortage.key.removesuffix("s_per_second")
     whose = "each of its principals" if limit.principals is not None else "all callers together"
-    return LimitReached(
-        f"Limit {limit.name!r} allows {whose} {' and '.join(rates)} per second",
-        reason="LIMIT_RATE_EXCEEDED",
-        retry_after_ms=retry_after_ms,
-        limit=limit.name,
+    return _exceeded(
+        f"Limit {limit.name!r} allows {whose} {_counted(shortage.per_second, unit)} per second: "
+        f"this batch has {shortage.asked}, and {shortage.left} may be sent now",
+        "LIMIT_RATE_EXCEEDED",
+        -(-shortage.wait_ns // 1_000_000),
+        limit,
+        shortage.key,
+        shortage.per_second,
+        shortage.left,
     )
 
 
 def _pending_exceeded(limit: Limit, totals: LimitTotals, messages: int, bytes_: int) -> LimitReached | None:
-    for name, tally, most, asked in (
-        ("pending_messages", totals.messages, limit.pending_messages, messages),
-        ("pending_bytes", totals.bytes, limit.pending_bytes, bytes_),
+    for key, what, tally, most, asked in (
+        ("pending_messages", "pending message", totals.messages, limit.pending_messages, messages),
+        ("pending_bytes", "pending byte", totals.bytes, limit.pending_bytes, bytes_),
     ):
         if most and asked > most:
             raise OutOfRange(
-                f"The batch alone exceeds {name} of limit {limit.name!r}, {most}: {asked}",
+                f"The batch alone exceeds {key} of limit {limit.name!r}, {most}: {asked}",
                 field="messages",
                 reason="BATCH_OVER_LIMIT",
                 limit=limit.name,
+                exceeded=key,
+                allowed=most,
             )
+        used = tally.used or 0
         if tally.exceeds(asked, most):
-            return LimitReached(
-                f"With this batch the topics of limit {limit.name!r} would have more than its {name}, {most}",
-                reason="LIMIT_PENDING_EXCEEDED",
-                retry_after_ms=_RETRY_MS,
-                limit=limit.name,
+            return _exceeded(
+                f"Limit {limit.name!r} allows its topics {_counted(most, what)}: there are {used}, "
+                f"and this batch has {asked}",
+                "LIMIT_PENDING_EXCEEDED",
+                _RETRY_MS,
+                limit,
+                key,
+                most,
+                most - used,
             )
     return None
 
 
-def _topics_exceeded(limit: Limit) -> LimitReached:
-    return LimitReached(
-        f"Limit {limit.name!r} allows {limit.topics_max} topics, and there are as many",
-        reason="LIMIT_TOPICS_EXCEEDED",
-        limit=limit.name,
+def _topics_exceeded(limit: Limit, tally: LimitTally) -> LimitReached:
+    used = tally.used or 0
+    return _exceeded(
+        f"Limit {limit.name!r} allows {_counted(limit.topics_max, 'topic')}, and there are {used}",
+        "LIMIT_TOPICS_EXCEEDED",
+        _RETRY_MS,
+        limit,
+        "topics_max",
+        limit.topics_max,
+        limit.topics_max - used,
     )
+
+
+def _exceeded(
+    message: str, reason: str, retry_after_ms: int, limit: Limit, key: str, allowed: int, left: int
+) -> LimitReached:
+    return LimitReached(
+        message,
+        reason=reason,
+        retry_after_ms=retry_after_ms,
+        limit=limit.name,
+        exceeded=key,
+        allowed=allowed,
+        left=max(0, left),
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -71,6 +71,14 @@ NAMED = {
         "tests/wire/test_limits.py",
         "test_more_than_a_principal_s_rate_is_refused_whole_with_the_limit_and_a_delay",
     ),
+    "postdate_limit_used": (
+        "tests/wire/test_limits.py",
+        "test_what_is_pending_of_topics_is_limited_for_all_callers_together",
+    ),
+    "postdate_limit_allowed": (
+        "tests/wire/test_limits.py",
+        "test_what_is_pending_of_topics_is_limited_for_all_callers_together",
+    ),
     "postdate_paced_delivery_lateness_seconds": (
         "tests/unit/topics/test_counters.py",
         "test_what_pacing_holds_back_is_shown_and_counted_apart",

@@ -57,10 +57,12 @@ async def test_more_than_a_principal_s_rate_is_refused_whole_with_the_limit_and_
     stored = wire.broker.registry.topic("orders").log.entry_total
     with moves(wire.broker, "postdate_limit_refusals", "postdate_refused_requests"):
         refusal = await refusal_of(wire, "orders", 10)
+    left = refusal.metadata.pop("left")
+    assert 0 <= int(left) < 10
     assert (refusal.code, refusal.reason, refusal.metadata) == (
         EXHAUSTED,
         "LIMIT_RATE_EXCEEDED",
-        {"limit": "shops"},
+        {"limit": "shops", "exceeded": "messages_per_second", "allowed": "10"},
     )
     assert refusal.retry_ms is not None and 0 < refusal.retry_ms <= 1_000
     assert wire.broker.registry.topic("orders").log.entry_total == stored
@@ -100,7 +102,10 @@ async def test_the_sdk_is_told_how_long_to_wait_and_the_commands_wait(serve: Ser
         await within(producer.send_many(messages))
         with pytest.raises(postdate.LimitReached) as caught:
             await within(producer.send_many(messages))
-        assert (caught.value.reason, caught.value.metadata) == ("LIMIT_RATE_EXCEEDED", {"limit": "shops"})
+        assert (caught.value.reason, caught.value.metadata["exceeded"]) == (
+            "LIMIT_RATE_EXCEEDED",
+            "messages_per_second",
+        )
         assert caught.value.retry_after is not None
         await asyncio.sleep(caught.value.retry_after.total_seconds())
         await within(producer.send_many(messages))
@@ -141,13 +146,19 @@ async def test_what_is_pending_of_topics_is_limited_for_all_callers_together(ser
     await produce(wire, "orders", 6)
     await produce(wire, "orders-2", 4, ADMIN)
     refusal = await refusal_of(wire, "orders", 1, ADMIN)
+    facts = {"limit": "team", "exceeded": "pending_messages", "allowed": "10"}
     assert (refusal.code, refusal.reason, refusal.metadata) == (
         EXHAUSTED,
         "LIMIT_PENDING_EXCEEDED",
-        {"limit": "team"},
+        {**facts, "left": "0"},
     )
-    assert (await refusal_of(wire, "orders", 11)).reason == "BATCH_OVER_LIMIT"
+    refusal = await refusal_of(wire, "orders", 11)
+    assert (refusal.reason, refusal.metadata) == ("BATCH_OVER_LIMIT", facts)
     await produce(wire, "payroll", 100, ADMIN)
+    await eventually(lambda: wire.broker.counters.limit_totals == {("team", "pending_messages"): (10, 10)})
+    with moves(wire.broker, "postdate_limit_used", "postdate_limit_allowed"):
+        await in_force(wire, files, ACCESS + '[[limit]]\nname = "team"\ntopics_max = 7\n')
+        await eventually(lambda: wire.broker.counters.limit_totals == {("team", "topics_max"): (3, 7)})
 
 
 @pytest.mark.parametrize(

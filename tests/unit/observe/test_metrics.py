@@ -223,6 +223,7 @@ def test_no_counter_is_forgotten() -> None:
         "auth_failures",
         "security_reloads",
         "limit_refusals",
+        "limit_totals",
         "tls_expires_at_seconds",
     } == names(BrokerCounters)
 
@@ -255,6 +256,8 @@ def test_names_pass_the_rules_of_promtool() -> None:
                 "python_version",
                 "result",
                 "within",
+                "limit",
+                "key",
             }
 
 

@@ -112,13 +112,46 @@ def test_bytes_are_limited_as_messages_are_and_the_one_that_is_used_up_counts() 
     assert refusal is not None
     assert (refusal.reason, refusal.facts, refusal.retry_after_ms) == (
         "LIMIT_RATE_EXCEEDED",
-        {"limit": "x"},
+        {"limit": "x", "exceeded": "bytes_per_second", "allowed": 1_000, "left": 0},
         100,
     )
     world.clock.ns += SECOND_NS // 10
     world.take(10, 10)
     refusal = world.refusal(1, 1)
     assert refusal is not None and refusal.retry_after_ms == 100
+    assert refusal.facts == {"limit": "x", "exceeded": "messages_per_second", "allowed": 10, "left": 0}
+    world.clock.ns += SECOND_NS
+    world.take(10, 1_000)
+    for bytes_, key, wait_ms in ((90, "messages_per_second", 100), (500, "bytes_per_second", 500)):
+        refusal = world.refusal(1, bytes_)  # both are used up: the one that is awaited longer is told
+        assert refusal is not None
+        assert (refusal.facts["exceeded"], refusal.retry_after_ms) == (key, wait_ms)
+
+
+def test_a_refusal_says_which_bound_it_was_how_much_is_left_and_how_much_was_asked_for() -> None:
+    world = World(rate(1, principals='["*"]') + '[[limit]]\nname = "y"\nbytes_per_second = 100\n')
+    world.take(1, 60)
+    refusal = world.refusal(1, 90)
+    assert refusal is not None
+    assert refusal.message == (
+        "Limit 'x' allows each of its principals 1 message per second: this batch has 1, and 0 may be sent now"
+    )
+    world.clock.ns += SECOND_NS
+    world.take(1, 70)
+    world.clock.ns += SECOND_NS // 10
+    refusal = world.refusal(1, 500)  # more than the burst, and of both it waits longer for the message
+    assert refusal is not None and (refusal.facts["limit"], refusal.retry_after_ms) == ("x", 900)
+    world.clock.ns += SECOND_NS - SECOND_NS // 10
+    world.take(0, 30)
+    refusal = world.refusal(1, 500)
+    assert refusal is not None
+    assert refusal.message == (
+        "Limit 'y' allows all callers together 100 bytes per second: this batch has 500, and 70 may be sent now"
+    )
+    assert refusal.facts == {"limit": "y", "exceeded": "bytes_per_second", "allowed": 100, "left": 70}
+    world.limiter.count("token:a", "t", 0, 1_000)  # what is owed is nothing left, and not less
+    refusal = world.refusal(1, 1)
+    assert refusal is not None and (refusal.facts["limit"], refusal.facts["left"]) == ("y", 0)
 
 
 def test_each_principal_has_a_rate_for_itself_and_without_principals_all_have_it_together() -> None:
@@ -143,7 +176,7 @@ def test_a_batch_that_one_limit_refuses_counts_against_none_and_the_longest_wait
     world.take(1)
     refusal = world.refusal(50)
     assert refusal is not None
-    assert (refusal.facts, refusal.retry_after_ms) == ({"limit": "slow"}, 1_000)
+    assert (refusal.facts["limit"], refusal.retry_after_ms) == ("slow", 1_000)
     assert world.counters.limit_refusals == {"fast": 0, "slow": 1, "middle": 0}
     world.clock.ns += SECOND_NS
     assert world.refusal(50) is None
@@ -288,6 +321,9 @@ def test_pending_messages_of_topics_are_counted_together_and_what_is_settled_mak
             with pytest.raises(LimitReached) as caught:
                 await world.produce("a-3", 1)
             assert caught.value.reason == "LIMIT_PENDING_EXCEEDED"
+            assert caught.value.message == (
+                "Limit 'a' allows its topics 100 pending messages: there are 100, and this batch has 1"
+            )
         got = await inbox.wait(60)
         await inbox.ack([each.position for each in got[:25]])
         await asyncio.sleep(2)
@@ -346,8 +382,10 @@ def test_pending_bytes_are_those_of_the_topics() -> None:
         world.limiter.adopt(parse_limits(f'[[limit]]\nname = "y"\npending_bytes = {stored + 60}\n'))
         await asyncio.sleep(2)
         await world.produce("a", 1)
-        with pytest.raises(LimitReached, match="pending_bytes"):
+        with pytest.raises(LimitReached, match="pending bytes: there are") as caught:
             await world.produce("a", 1)
+        assert caught.value.facts["exceeded"] == "pending_bytes"
+        assert caught.value.facts["left"] == 10
 
     served('[[limit]]\nname = "x"\npending_bytes = 100000\n', play)
 
@@ -365,6 +403,8 @@ def test_topics_may_be_created_up_to_the_limit_and_deleted_ones_make_room() -> N
         refusals = [each for each in created if isinstance(each, LimitReached)]
         assert len(refusals) == 5
         assert {each.reason for each in refusals} == {"LIMIT_TOPICS_EXCEEDED"}
+        assert refusals[0].message == "Limit 'a' allows 3 topics, and there are 3"
+        assert refusals[0].facts == {"limit": "a", "exceeded": "topics_max", "allowed": 3, "left": 0}
         await create("b")
         await asyncio.sleep(2)
         with pytest.raises(LimitReached):
