@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
@@ -54,6 +54,7 @@ _HTTP_STATUS = {
 """Others are 500."""
 _REASON_CHARS_MAX = 500
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Call(NamedTuple):
@@ -99,18 +100,23 @@ class JsonCalls:
         self._channel: grpc.aio.Channel | None = None
         self._converting = asyncio.Lock()
 
-    async def call(self, name: str, body: bytes, authorization: str) -> JsonAnswer:
-        """Make a call by its name over HTTP."""
+    async def call(
+        self, name: str, body: bytes, authorization: str = "", traceparent: str = ""
+    ) -> JsonAnswer:
+        """Make a call by its name over HTTP. One that is in no trace that W3C describes is in none."""
         call = CALLS.get(name)
         if call is None:
             return self.refusal(404, "CALL_UNKNOWN", f"There is no such call; there are {', '.join(CALLS)}")
+        if not _TRACEPARENT.fullmatch(traceparent):
+            traceparent = ""
         try:
-            request = await self._convert(_parse, body, call)
+            request = await self._convert(partial(_parse, traceparent=traceparent), body, call)
         except ValueError as error:
             return self.refusal(400, "INVALID_JSON", str(error))
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(_reachable(self._address()), options=_OPTIONS)
-        metadata = (("authorization", authorization),) if authorization else ()
+        headers = (("authorization", authorization), ("traceparent", traceparent))
+        metadata = tuple((key, value) for key, value in headers if value)
         try:
             answer = await self._channel.unary_unary(call.path, None, None)(request, metadata=metadata)
         except grpc.aio.AioRpcError as error:
@@ -139,14 +145,22 @@ class JsonCalls:
             return await asyncio.to_thread(convert, data, call)
 
 
-def _parse(body: bytes, call: Call) -> bytes:
-    """Return a request on the wire form. Raises ValueError."""
+def _parse(body: bytes, call: Call, traceparent: str) -> bytes:
+    """Return a request on the wire form. Raises ValueError.
+
+    Messages to produce that name no trace are in the one of the request: whoever instruments an HTTP client sets its
+    header and nothing else.
+    """
     try:
         fields = json.loads(body)
         if not isinstance(fields, dict):
             raise ValueError("not an object")
         _check_bytes(fields, cast(Descriptor, call.request.DESCRIPTOR))
-        return json_format.ParseDict(fields, call.request()).SerializeToString()
+        request = json_format.ParseDict(fields, call.request())
+        if isinstance(request, producer_pb2.ProduceRequest):
+            for message in request.messages:
+                message.traceparent = message.traceparent or traceparent
+        return request.SerializeToString()
     except (ValueError, json_format.ParseError, RecursionError) as error:
         # Without the list of fields, which has names that no document uses.
         why = " ".join(str(error).split(" Available Fields")[0].split()).rstrip(".")[:_REASON_CHARS_MAX]

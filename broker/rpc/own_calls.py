@@ -20,8 +20,10 @@ class OwnCalls:
         self._calls: JsonCalls | None = None
         self._loading = asyncio.Lock()
 
-    async def call(self, name: str, body: bytes, authorization: str) -> JsonAnswer:
-        return await (await self._loaded()).call(name, body, authorization)
+    async def call(
+        self, name: str, body: bytes, authorization: str = "", traceparent: str = ""
+    ) -> JsonAnswer:
+        return await (await self._loaded()).call(name, body, authorization, traceparent)
 
     async def refusal(self, status: int, reason: str, detail: str) -> JsonAnswer:
         return (await self._loaded()).refusal(status, reason, detail)

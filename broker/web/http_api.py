@@ -59,7 +59,7 @@ class HttpApi:
         except _Refusal as refusal:
             return await self._refuse(refusal)
         if request.method == "POST":
-            return _response(await self._calls.call(request.match_info["path"], b"", ""))
+            return _response(await self._calls.call(request.match_info["path"], b""))
         return await self._refuse(_Refusal(405, "NOT_POST", "Calls are made with POST"))
 
     async def describe(self, request: web.Request) -> web.Response:
@@ -100,7 +100,6 @@ class HttpApi:
             return response
 
     async def _call(self, request: web.Request) -> HttpAnswer:
-        name, authorization = request.match_info["call"], request.headers.get("Authorization", "")
         length = request.content_length
         if length is not None and length <= _LARGE_BYTES:
             body = await self._body(request)
@@ -108,9 +107,18 @@ class HttpApi:
             async with self._large:
                 body = await self._body(request)
                 if len(body) > _LARGE_BYTES:
-                    return await self._calls.call(name, body, authorization)
+                    return await self._make(request, body)
         # One whose length was not said is small after all: it may wait for long, and takes no other's place.
-        return await self._calls.call(name, body, authorization)
+        return await self._make(request, body)
+
+    async def _make(self, request: web.Request, body: bytes) -> HttpAnswer:
+        headers = request.headers
+        return await self._calls.call(
+            request.match_info["call"],
+            body,
+            headers.get("Authorization", ""),
+            headers.get("traceparent", ""),
+        )
 
     async def _body(self, request: web.Request) -> bytes:
         body = bytearray()

@@ -61,8 +61,10 @@ class HttpAnswer(Protocol):
 class Calls(Protocol):
     """The calls that can be made over HTTP."""
 
-    async def call(self, name: str, body: bytes, authorization: str) -> HttpAnswer:
-        """Make a call; `body` is its request in JSON."""
+    async def call(
+        self, name: str, body: bytes, authorization: str = "", traceparent: str = ""
+    ) -> HttpAnswer:
+        """Make a call; `body` is its request in JSON, and the others are the headers of these names."""
 
     async def refusal(self, status: int, reason: str, detail: str) -> HttpAnswer:
         """Return the answer to a request that does not become a call."""

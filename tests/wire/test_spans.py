@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
+import aiohttp
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -95,6 +96,38 @@ async def test_batches_of_a_stream_are_children_of_their_messages_spans(
     assert failed.status.code == failed.status.STATUS_CODE_ERROR
     assert failed.status.message == attributes_of(failed)["error.type"] != ""
     assert not failed.events
+
+
+async def test_calls_over_http_are_in_the_trace_of_their_header(
+    wire: Wire, receiver: Receiver, spans_to: Traced
+):
+    own = f"00-{'11' * 16}-{'22' * 8}-01"
+    url = f"http://{wire.server.http_address}/v1"
+
+    async def post(call: str, body: str, traceparent: str) -> None:
+        headers = {"Content-Type": "application/json", "traceparent": traceparent}
+        async with session.post(f"{url}/{call}", data=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+
+    await wire.create_subscription("orders", "billing")
+    async with aiohttp.ClientSession() as session:
+        with spans_to(receiver.url):
+            messages = f'{{"topic":"orders","messages":[{{}},{{"traceparent":"{own}"}}]}}'
+            await within(post("produce", messages, SAMPLED))
+            await within(post("list-scheduled", '{"topic":"orders"}', SAMPLED))
+            for malformed in ("nonsense", "ff" + SAMPLED[2:], SAMPLED + "\xe9"):
+                await within(post("produce", '{"topic":"orders","messages":[{}]}', malformed))
+            stream = await wire.subscribe("orders", "billing")
+            received = await stream.deliveries(5)
+    produced, *others = receiver.spans("Produce")
+    [listed] = receiver.spans("ListScheduled")
+    assert [each.parent_span_id.hex() for each in (produced, listed)] == [PARENT] * 2
+    assert [link.span_id.hex() for link in produced.links] == ["22" * 8]
+    assert [each.parent_span_id for each in others] == [b""] * 3
+    # A message that says nothing itself is in the trace of the request that brought it.
+    assert [each.message.traceparent for each in received] == [SAMPLED, own, "", "", ""]
+    linked = [span.links[0].span_id.hex() for span in receiver.spans("deliver orders")]
+    assert linked == [PARENT, "22" * 8]
 
 
 async def test_sampling_is_the_callers(wire: Wire, receiver: Receiver, spans_to: Traced):
