@@ -24,8 +24,8 @@ from broker.runtime.clock import Clock
 
 STATUS_SECONDS = 1.0
 """Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
-_WAITING = frozenset(("Receive",))
-"""Methods whose length is that of a wait for messages, which no span tells."""
+_UNTRACED = frozenset(("Receive", "GetCluster"))
+"""Methods without a span: the length of one is that of a wait, and by the other clients find their way, unasked."""
 Request = TypeVar("Request", bound=Message)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
@@ -85,7 +85,7 @@ def answering(
     """
 
     name = kind.DESCRIPTOR.name.removesuffix("Request")
-    is_traced = name not in _WAITING
+    is_traced = name not in _UNTRACED
 
     async def handle(raw: bytes, context: Context) -> bytes:
         span = begin_span(name, context) if is_traced else None

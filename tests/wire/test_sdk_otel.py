@@ -20,6 +20,8 @@ import postdate.otel
 import postdate.sync
 import postdate.sync.testing
 import postdate.testing
+from broker.observe import spans as broker_spans
+from broker.observe.spans import SpanFacts
 
 DAYS = timedelta(days=3)
 
@@ -146,6 +148,67 @@ async def test_message_of_an_untraced_producer_has_no_link(fake, spans):
             pass
     (processed,) = named(spans, "process t")
     assert not processed.links
+
+
+class Told:
+    """A listener of the broker that keeps what it is told of calls."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.facts: list[SpanFacts] = []
+
+    def now_ns(self) -> int:
+        return 1
+
+    def answered(self, facts: SpanFacts) -> None:
+        self.facts.append(facts)
+
+    def handed_out(self, topic: str, subscription: str, messages: object) -> None:
+        """Keep nothing."""
+
+    def shut_down(self) -> None:
+        """Hold nothing."""
+
+    def parents(self) -> list[tuple[str, str]]:
+        """Return calls, and the id of the span of which each says that it was made in it."""
+        return [(each.name, each.parent[36:52]) for each in self.facts]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told = Told()
+    monkeypatch.setattr(broker_spans, "tracing", told)
+    return told
+
+
+async def test_calls_go_on_with_the_span_in_which_they_are_made(fake, provider, told):
+    tracer = provider.get_tracer("test")
+    async with fake.client() as client:
+        await client.topics.create("t")
+        with tracer.start_as_current_span("request") as request:
+            await client.schedule.cancel("t", schedule_key="k")
+            pending = client.schedule.list("t")
+        assert [each async for each in pending] == []
+        postdate.otel.uninstrument()
+        with tracer.start_as_current_span("request"):
+            await client.schedule.cancel("t", schedule_key="k")
+    span_id = f"{request.get_span_context().span_id:016x}"
+    # The broker is not told that the client asked for the owner of the topic.
+    assert told.parents() == [
+        ("CreateTopic", ""),
+        ("CancelScheduled", span_id),
+        ("ListScheduled", ""),
+        ("CancelScheduled", ""),
+    ]
+
+
+def test_sync_calls_go_on_with_the_span_of_their_thread(provider, told):
+    with postdate.sync.testing.broker() as fake, fake.client() as client:
+        client.topics.create("t")
+        with provider.get_tracer("test").start_as_current_span("request") as request:
+            client.schedule.cancel("t", schedule_key="k")
+    span_id = f"{request.get_span_context().span_id:016x}"
+    assert told.parents() == [("CreateTopic", ""), ("CancelScheduled", span_id)]
 
 
 async def test_nothing_is_traced_unless_asked_for(fake, spans):

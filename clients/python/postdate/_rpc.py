@@ -26,6 +26,7 @@ from postdate._owner import Owner
 from postdate._routes import Routes, count_shards
 from postdate._status import connection_broke, error_from_rpc
 from postdate._topic_shards import shard_of, topic_of
+from postdate._trace import call_metadata
 from postdate.credentials import Credentials, split_addresses
 from postdate.errors import (
     Closed,
@@ -344,7 +345,7 @@ class Rpc:
                         request,
                         connection=connection,
                         timeout=_CALL_TIMEOUT_S + wait_s,
-                        metadata=self._metadata(connection),
+                        metadata=(*self._metadata(connection), *call_metadata()),
                     ),
                 )
                 self._was_answered = True

@@ -1,4 +1,4 @@
-"""Hook of tracing in the sending of messages, set by `postdate.otel`. Without it the hook costs one look.
+"""Hook of tracing in calls and in the sending of messages, set by `postdate.otel`. Without it the hook costs one look.
 
 The one in their processing is `message.tracing`.
 """
@@ -24,6 +24,10 @@ class SendTracing(Protocol):
         """Around the sending of a list, whose messages are to have this traceparent unless they have one."""
         ...
 
+    def current(self) -> str:
+        """Return the traceparent of the span in which the caller is; empty in none."""
+        ...
+
 
 tracing: SendTracing | None = None
 
@@ -31,3 +35,9 @@ tracing: SendTracing | None = None
 def sending_many(topic: str, messages: Sequence[object]) -> AbstractContextManager[str]:
     """As `SendTracing.sending_many`; without tracing there is no traceparent."""
     return nullcontext("") if tracing is None else tracing.sending_many(topic, len(messages))
+
+
+def call_metadata() -> tuple[tuple[str, str], ...]:
+    """Return the metadata by which a call goes on with the caller's trace."""
+    current = "" if tracing is None else tracing.current()
+    return (("traceparent", current),) if current else ()

@@ -4,7 +4,8 @@ postdate.otel.instrument()      # once, at the program's start; every client of 
 
 `send` and `send_many` make a span of kind PRODUCER, whose context travels with the message (`Message.traceparent`).
 `Message.processing`, and so each handler of `run`, makes a span of kind CONSUMER with a link to it. A link and no
-parent: the trace that sent the message ended when it was sent, and the delay may be days.
+parent: the trace that sent the message ended when it was sent, and the delay may be days. Other calls, such as a
+cancel, carry the traceparent of the span in which they are made, for spans of the broker.
 
 Needs the API alone: pip install 'postdate[otel]'. Which spans are kept, and where they go, the application decides.
 """
@@ -75,6 +76,9 @@ class _Spans:
             raise
         finally:
             span.end()
+
+    def current(self) -> str:
+        return _traceparent(trace.get_current_span())
 
     @contextmanager
     def processing(self, message: Message) -> Generator[None, None, None]:
