@@ -26,6 +26,10 @@ class BulkChangeRow:
 
     link: str
     words: str
+    key_prefix: str
+    start_ms: int
+    end_ms: int
+    """0: no end."""
     begin_ms: int
     principal: str
     state: str
@@ -55,13 +59,12 @@ async def show_bulk_change(visit: Visit) -> web.Response:
     """GET /topics/{topic}/bulk-changes/{id}"""
     topic, bulk_id = visit.topic(), _id_of(visit)
     standing = visit.broker.bulk_changes.standing(topic, bulk_id)
-    definition = standing.definition
-    end_ms = definition.end_ms if definition.end_ms <= TIME_MS_MAX else 0
-    search = Search(topic.name, "", "", definition.key_prefix, definition.start_ms, end_ms, None)
+    row = _row(topic, bulk_id, standing)
+    search = Search(topic.name, "", "", row.key_prefix, row.start_ms, row.end_ms, None)
     return await visit.page(
         "bulk_change.html",
         topic=topic.name,
-        row=_row(topic, bulk_id, standing),
+        row=row,
         search=search,
         kind=_kind(standing),
         is_ended=bool(standing.end),
@@ -92,6 +95,9 @@ def _row(topic: Topic, bulk_id: int, standing: BulkStanding) -> BulkChangeRow:
     return BulkChangeRow(
         link=bulk_change_link(topic.name, bulk_id),
         words=_words(definition),
+        key_prefix=definition.key_prefix,
+        start_ms=definition.start_ms,
+        end_ms=definition.end_ms if definition.end_ms <= TIME_MS_MAX else 0,
         begin_ms=definition.begin_ms,
         principal=definition.principal,
         state=state,

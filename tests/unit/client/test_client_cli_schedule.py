@@ -16,6 +16,7 @@ import postdate as sdk
 from postdate.commands import output as output_module
 from postdate.commands.histogram import Screen, draw, fitting_width
 from postdate.commands.values import parse_shift, parse_when
+from postdate_api.v1.schedule_pb2 import BULK_CHANGE_STATE_RUNNING, BulkChange
 from tests.unit.client.fake_server import FakeBroker
 
 Run = Callable[..., Any]
@@ -144,6 +145,32 @@ async def test_a_change_by_filter_says_how_many_match_and_needs_yes(
     assert (every.code, every.json["cancelled"], broker.topics["t"].cancelled) == (0, 5, {0, 1, 2, 3, 4})
     nothing = await postdate("schedule", "send-now", "t", "--all", "--yes", "-o", "json", bar)
     assert (nothing.code, nothing.json) == (0, {"matched": 0, "sent": 0})
+
+
+async def test_bulk_changes_are_listed_with_what_they_match_on_the_local_clock(
+    broker: FakeBroker, postdate: Run
+) -> None:
+    day = ("--from", "2100-01-01T00:30:00Z", "--until", "2100-01-02T00:00:00Z")
+    await postdate("schedule", "cancel", "t", "--key-prefix", "order-3", *day, "--yes")
+    begun = await postdate(
+        "schedule", "move", "t", "--all", "--to", "2100-01-05T00:00:00Z", "--yes", "--no-wait"
+    )
+    assert "2100-01-05 01:00:00.000 CET" in begun.out and "T00:00" not in begun.out
+    change = broker.topics["t"].bulk_changes[1]
+    change.MergeFrom(BulkChange(state=BULK_CHANGE_STATE_RUNNING, total_messages=200, examined_messages=110))
+    table = (await postdate("schedule", "bulk-changes", "t")).out
+    for part in (
+        "t, times in CET",
+        "order-3…",
+        "2100-01-01 01:30:00",
+        "until 2100-01-02",
+        "all",
+        "RUNNING 55 %",
+    ):
+        assert part in " ".join(table.replace("│", " ").split()), part
+    moved, cancelled = (await postdate("schedule", "bulk-changes", "t", "-o", "json")).json
+    assert moved["change"] == "move to 2100-01-05T00:00:00+00:00"
+    assert (cancelled["key_prefix"], cancelled["from"]) == ("order-3", "2100-01-01T00:30:00+00:00")
 
 
 async def test_a_change_that_fails_half_way_says_how_far_it_came(broker: FakeBroker, postdate: Run) -> None:

@@ -394,13 +394,12 @@ def bulk_changes(settings: Settings, topic: str) -> None:
     async def work() -> None:
         async with settings.client() as client:
             found = await client.schedule.bulk_changes(topic)
-        rows = [_bulk_fields(each) for each in found]
-        emit_rows(
-            settings,
-            rows,
-            ["id", "change", "state", "matched", "done", "begin_time", "principal"],
-            whole={"id"},
-        )
+        columns = ["id", "change", "of", "state", "matched", "done", "begun", "principal"]
+        if settings.output == "table":
+            title = f"{topic}, times in {local_zone(datetime.now(UTC))}"
+            emit_rows(settings, [_bulk_row(each) for each in found], columns, title, {"id", "state"})
+        else:
+            emit_rows(settings, [_bulk_fields(each) for each in found], columns)
 
     run(work())
 
@@ -428,13 +427,19 @@ def bulk_change(settings: Settings, topic: str, id: int, wait: bool, ends: bool)
 
 
 def _emit_bulk(settings: Settings, change: postdate.BulkChange) -> None:
-    emit_one(settings, _bulk_fields(change))
+    fields = _bulk_fields(change)
+    if settings.output == "table":
+        times = {"from": change.start, "until": change.end, "begin_time": change.begin_time}
+        times["end_time"] = change.end_time
+        fields |= {name: None if moment is None else _local(moment) for name, moment in times.items()}
+        fields["change"] = _action(change, _local)
+    emit_one(settings, fields)
 
 
-def _action(change: postdate.BulkChange) -> str:
+def _action(change: postdate.BulkChange, show_time: Callable[[datetime], str] = datetime.isoformat) -> str:
     """Return what a bulk change does, in a few words."""
     if change.deliver_at is not None:
-        text = f"move to {change.deliver_at.isoformat()}"
+        text = f"move to {show_time(change.deliver_at)}"
     elif change.shift is not None:
         text = f"move by {'-' if change.shift < timedelta(0) else ''}{show_duration(abs(change.shift))}"
     else:
@@ -459,6 +464,26 @@ def _bulk_fields(change: postdate.BulkChange) -> dict[str, Any]:
         "principal": change.principal,
     }
     return fields if not change.failure else fields | {"failure": change.failure}
+
+
+def _bulk_row(change: postdate.BulkChange) -> dict[str, Any]:
+    state = change.state.name
+    if change.state is postdate.BulkChangeState.RUNNING and change.total:
+        state += f" {min(change.examined, change.total) * 100 // change.total} %"
+    bounds = [
+        f"{word} {local_time(at)}" for word, at in (("from", change.start), ("until", change.end)) if at
+    ]
+    named = [f"{change.key_prefix}…"] if change.key_prefix else []
+    return {
+        "id": change.id,
+        "change": _action(change, local_time),
+        "of": " ".join(named + bounds) or "all",
+        "state": state,
+        "matched": change.matched,
+        "done": change.done,
+        "begun": local_time(change.begin_time),
+        "principal": change.principal,
+    }
 
 
 async def _follow(
