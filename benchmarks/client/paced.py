@@ -52,12 +52,13 @@ class _Paced:
 
     async def _read(self) -> None:
         number = 0
-        while (answer := await self._call.read()) is not raw.EOF:
-            meant = self._begin + number * self._pause
-            self.answered_after_ms.append((time.perf_counter() - meant) * 1000)
-            self.ledgers.take(answer, number % len(self._requests), self._batch)
-            self.stored += self._batch
-            number += 1
+        while (message := await self._call.read()) is not raw.EOF:
+            for answer in raw.answers_in(message):
+                meant = self._begin + number * self._pause
+                self.answered_after_ms.append((time.perf_counter() - meant) * 1000)
+                self.ledgers.take(answer, number % len(self._requests), self._batch)
+                self.stored += self._batch
+                number += 1
 
 
 async def paced(task: dict[str, Any]) -> dict[str, Any]:

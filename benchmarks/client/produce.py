@@ -53,12 +53,13 @@ class Pipeline:
 
     async def _read(self) -> None:
         place = 0
-        while (answer := await self._call.read()) is not raw.EOF:
-            self.ledgers.take(answer, place, self._batch)
-            self.answered_after_ms.append((time.perf_counter() - self._written_at.popleft()) * 1000)
-            self.acknowledged += self._batch
-            place = (place + 1) % len(self._requests)
-            self._slots.release()
+        while (message := await self._call.read()) is not raw.EOF:
+            for answer in raw.answers_in(message):
+                self.ledgers.take(answer, place, self._batch)
+                self.answered_after_ms.append((time.perf_counter() - self._written_at.popleft()) * 1000)
+                self.acknowledged += self._batch
+                place = (place + 1) % len(self._requests)
+                self._slots.release()
         check(not self._written_at, f"the stream ended with {len(self._written_at)} batches not answered")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -89,9 +89,16 @@ def requests(count: int, batch: int, payload_bytes: int, delay: dict[str, Any]) 
             topic=TOPIC,
             messages=[message_pb2.Message(payload=os.urandom(payload_bytes), **draw()) for _ in range(batch)],
             request_id=place,
+            join_answers=True,
         ).SerializeToString()
         for place in range(count)
     ]
+
+
+def answers_in(raw: bytes) -> Sequence[bytes]:
+    """Return the answers of a message of a produce stream, which may hold several."""
+    answer = producer_pb2.ProduceResponse.FromString(raw)
+    return [each.SerializeToString() for each in answer.answers] or (raw,)
 
 
 class Ledgers:

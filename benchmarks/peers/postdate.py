@@ -101,7 +101,9 @@ class Postdate(Peer):
             for payload, due in zip(payloads, due_ms, strict=True)
         ]
         number = random.getrandbits(32)
-        request = producer_pb2.ProduceRequest(topic=raw.TOPIC, messages=messages, request_id=number)
+        request = producer_pb2.ProduceRequest(
+            topic=raw.TOPIC, messages=messages, request_id=number, join_answers=True
+        )
         return request.SerializeToString()
 
     async def produce_prepared(self, prepared: bytes) -> None:
@@ -140,8 +142,9 @@ class Postdate(Peer):
     async def _read(self) -> None:
         """Hand out answers, which come in the order of the requests."""
         try:
-            while (answer := await self._stream.read()) is not raw.EOF:
-                self._unanswered.popleft().set_result(answer)
+            while (message := await self._stream.read()) is not raw.EOF:
+                for answer in raw.answers_in(message):
+                    self._unanswered.popleft().set_result(answer)
             raise AssertionError("the broker ended the stream")
         except Exception as error:
             for waiting in self._unanswered:

@@ -1,14 +1,16 @@
 """A stream of batches for topics of several shards, passed on as one stream to each of them.
 
 Answers come in the order of the requests, as one broker gives them. So an answer waits for those before it, and a shard
-that is slow delays the answers of streams that send to it, and of no others. A request that cannot be passed on ends
-the stream once those before it are answered.
+that is slow delays the answers of streams that send to it, and of no others. Answers that a shard gives in one message
+are passed on one by one, since those of other shards may lie between them. A request that cannot be passed on ends the
+stream once those before it are answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -24,10 +26,13 @@ from broker.rpc.forward import (
     end_alike,
 )
 from broker.rpc.status import Context
+from broker.storage.message_fields import tag_of
+from postdate_api.v1 import producer_pb2
 
 log = get_logger(__name__)
 
 _END = -1
+_ANSWERS_HEAD = bytes((tag_of("answers", producer_pb2.ProduceResponse),))
 
 
 class ProduceFanOut:
@@ -51,6 +56,7 @@ class ProduceFanOut:
         self._path = path
         self._shard_for = shard_for
         self._calls: dict[int, Any] = {}  # by shard
+        self._answers: dict[int, deque[bytes]] = {}  # by shard; those that came with the last one passed on
         self._order: asyncio.Queue[int] = asyncio.Queue()  # shards whose answers are due
         self._has_ended = False  # nothing more is sent
         self._refusal: PostdateError | None = None  # of a request; those before it are answered first
@@ -68,8 +74,8 @@ class ProduceFanOut:
                     await self._take(shard, context, forwarded)
                 if self._refusal is not None:
                     raise self._refusal
-                for call in self._calls.values():
-                    if await call.read() is not END_OF_STREAM:
+                for shard, call in self._calls.items():
+                    if self._answers[shard] or await call.read() is not END_OF_STREAM:
                         raise Unavailable("A shard sent more answers than there were requests")
             finally:
                 self._has_ended = True
@@ -80,8 +86,17 @@ class ProduceFanOut:
 
     async def _take(self, shard: int, context: Context, forwarded: ForwardedCall) -> None:
         """Pass on the next answer of a shard."""
+        answers = self._answers[shard]
+        if not answers:
+            answers += await self._read(shard)
+        answer = answers.popleft()
+        with self._room.hold(forwarded, len(answer)):
+            await context.write(answer)
+
+    async def _read(self, shard: int) -> Sequence[bytes]:
+        """Read the next message of a shard; returns the answers in it."""
         try:
-            answer = await self._calls[shard].read()
+            message = await self._calls[shard].read()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._has_unanswered_beside(shard):
                 # What the shard says may be that nothing was done, and is true of its own requests alone.
@@ -90,10 +105,12 @@ class ProduceFanOut:
                     reason="OWNER_UNREACHABLE",
                 ) from error
             raise
-        if answer is END_OF_STREAM:
+        if message is END_OF_STREAM:
             raise Unavailable("A shard has ended the stream")
-        with self._room.hold(forwarded, len(answer)):
-            await context.write(answer)
+        if not message.startswith(_ANSWERS_HEAD):
+            return (message,)
+        joined = producer_pb2.ProduceResponse.FromString(message)
+        return [answer.SerializeToString() for answer in joined.answers]
 
     def _has_unanswered_beside(self, shard: int) -> bool:
         """Return whether answers of other shards are due. Drops the order of answers: the stream is to end."""
@@ -133,6 +150,7 @@ class ProduceFanOut:
             timeout=context.time_remaining(), metadata=owner.metadata_for(context, forwarded)
         )
         self._calls[shard] = call
+        self._answers[shard] = deque()
         call.add_done_callback(lambda _: self._note_end(shard))
         return call
 

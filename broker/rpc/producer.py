@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -19,6 +20,8 @@ from broker.rpc.decode import DecodedProduce, ProduceEnvelope, decode_produce, r
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
 from broker.runtime.ownership import ownership_lost
+from broker.storage.message_fields import tag_of
+from broker.storage.varint import encode_varint
 from broker.topics.intake import Accepted
 from postdate_api.v1 import producer_pb2
 
@@ -26,6 +29,8 @@ SERVICE = "postdate.v1.ProducerService"
 
 _IN_FLIGHT_MAX = 256
 """Batches of one stream that wait for the disk; beyond it the stream is not read."""
+_JOINED_BYTES = 1 << 10
+"""Of answers in one message, besides the last of them: some forty. More of them would gain little and hold the loop."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,23 @@ class _Pending:
     refusal: Exception | None = None
     ids: bytes = b""  # the answer, where it was written while the disk worked
     span: CallSpan | None = None
+    may_join: bool = False  # with others, in one message
+
+    @property
+    def is_decided(self) -> bool:
+        """Tell whether the disk has nothing to say any more."""
+        return self.accepted is None or self.accepted.durable.done()
+
+    def note_failure(self) -> None:
+        """A disk that has failed becomes the refusal, once it is decided."""
+        if self.accepted is not None and (failure := self.accepted.durable.exception()) is not None:
+            assert isinstance(failure, Exception)
+            self.refusal = failure
+
+
+_ANSWERS_HEAD = bytes((tag_of("answers", producer_pb2.ProduceResponse),))
+_END = _Pending(0)
+"""Behind the last request of a stream."""
 
 
 class ProducerService:
@@ -67,7 +89,7 @@ class ProducerService:
         CONTEXT.set(context)
         # Requests are read and accepted by one task and answered by another, so that the next batch gathers
         # while this one is on its way to the disk.
-        pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT_MAX)
+        pending: asyncio.Queue[_Pending] = asyncio.Queue(_IN_FLIGHT_MAX)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read_requests(context, pending))
@@ -75,7 +97,7 @@ class ProducerService:
         except ExceptionGroup as failures:
             await refuse_as_owner(self._broker, context, failures.exceptions[0])
 
-    async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
+    async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending]) -> None:
         caller = CALLER.get()
         if caller is None:
             while (raw := await context.read()) is not END_OF_STREAM:
@@ -85,19 +107,36 @@ class ProducerService:
             async for raw in _read_while_welcome(context, caller):
                 await pending.put(await self._accept(raw, caller, begin_span("Produce", None)))
                 del raw
-        await pending.put(None)
+        await pending.put(_END)
 
-    async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
-        while (answer := await pending.get()) is not None:
+    async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending]) -> None:
+        """Answer in order. What has been decided when an answer is written goes with it, if both requests take that."""
+        following: _Pending | None = None
+        while (answer := following or await pending.get()) is not _END:
+            following = None
             if answer.refusal is None:
                 await self._wait_durable(answer)
-            answer.refusal = self._refusal_as_owner(answer)
-            if answer.span is not None:
-                answer.span.end(answer.refusal)
-            if answer.refusal is not None:
-                reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
-                self._broker.counters.refuse(reason)
-            await context.write(_answer(answer))
+            answers = [self._finish(answer)]
+            size = len(answers[0])
+            while answer.may_join and size < _JOINED_BYTES and not pending.empty():
+                following = pending.get_nowait()
+                if not (following.may_join and following.is_decided):
+                    break
+                following.note_failure()
+                answers.append(self._finish(following))
+                size += len(answers[-1])
+                following = None
+            await context.write(_joined(answers))
+
+    def _finish(self, answer: _Pending) -> bytes:
+        """Return the answer to a request on a stream, to be written with no `await` from here on."""
+        answer.refusal = self._refusal_as_owner(answer)
+        if answer.span is not None:
+            answer.span.end(answer.refusal)
+        if answer.refusal is not None:
+            reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
+            self._broker.counters.refuse(reason)
+        return _answer(answer)
 
     async def _accept(self, raw: bytes, caller: Caller | None, span: CallSpan | None) -> _Pending:
         pending = _Pending(0, span=span)
@@ -105,6 +144,7 @@ class ProducerService:
             check_field_count(ProduceEnvelope.DESCRIPTOR, raw, self._broker.config)
             envelope = read_envelope(raw)
             pending.request_id = envelope.request_id
+            pending.may_join = envelope.join_answers
             if span is not None:
                 span.note_topic(envelope.topic)
             if caller is not None:  # before the messages are looked at
@@ -168,16 +208,12 @@ class ProducerService:
     async def _wait_durable(self, pending: _Pending) -> None:
         """Wait until the batch is on disk (P1); a failed disk becomes the refusal."""
         assert pending.accepted is not None
-        try:
-            durable = pending.accepted.durable
-            if not durable.done():  # one sync makes many batches durable: most are done when their turn comes
-                pending.ids = _ids(pending.request_id, pending.accepted)
+        durable = pending.accepted.durable
+        if not durable.done():  # one sync makes many batches durable: most are done when their turn comes
+            pending.ids = _ids(pending.request_id, pending.accepted)
+            with suppress(Exception):  # which is read below
                 await asyncio.shield(durable)
-            durable.result()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            pending.refusal = error
+        pending.note_failure()
 
 
 async def _read_while_welcome(context: Context, caller: Caller) -> AsyncIterator[bytes]:
@@ -216,6 +252,17 @@ def _answer(pending: _Pending) -> bytes:
         return response.SerializeToString()
     assert pending.accepted is not None
     return pending.ids or _ids(pending.request_id, pending.accepted)
+
+
+def _joined(answers: list[bytes]) -> bytes:
+    """Return one message of a stream for answers to requests."""
+    if len(answers) == 1:
+        return answers[0]
+    parts = [b""] * (3 * len(answers))
+    parts[0::3] = [_ANSWERS_HEAD] * len(answers)
+    parts[1::3] = [encode_varint(len(answer)) for answer in answers]
+    parts[2::3] = answers
+    return b"".join(parts)
 
 
 def _ids(request_id: int, accepted: Accepted) -> bytes:

@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from postdate_api.v1 import message_pb2 as postdate_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/producer.proto\x12\x0bpostdate.v1\x1a\x17google/rpc/status.proto\x1a\x19postdate/v1/message.proto\"\x83\x01\n\x0eProduceRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.postdate.v1.Message\x12\x15\n\rproducer_name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\x04\x12\x0f\n\x07replace\x18\x05 \x01(\x08\"\x84\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x03ids\x18\x02 \x03(\x0b\x32\x14.postdate.v1.IdRange\x12\x17\n\x0fpublish_time_ms\x18\x03 \x01(\x03\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status2\xa7\x01\n\x0fProducerService\x12\x44\n\x07Produce\x12\x1b.postdate.v1.ProduceRequest\x1a\x1c.postdate.v1.ProduceResponse\x12N\n\rProduceStream\x12\x1b.postdate.v1.ProduceRequest\x1a\x1c.postdate.v1.ProduceResponse(\x01\x30\x01\x42O\n\x0f\x64\x65v.postdate.v1B\rProducerProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/producer.proto\x12\x0bpostdate.v1\x1a\x17google/rpc/status.proto\x1a\x19postdate/v1/message.proto\"\x99\x01\n\x0eProduceRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.postdate.v1.Message\x12\x15\n\rproducer_name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\x04\x12\x0f\n\x07replace\x18\x05 \x01(\x08\x12\x14\n\x0cjoin_answers\x18\x06 \x01(\x08\"\xb3\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x03ids\x18\x02 \x03(\x0b\x32\x14.postdate.v1.IdRange\x12\x17\n\x0fpublish_time_ms\x18\x03 \x01(\x03\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x12-\n\x07\x61nswers\x18\x05 \x03(\x0b\x32\x1c.postdate.v1.ProduceResponse2\xa7\x01\n\x0fProducerService\x12\x44\n\x07Produce\x12\x1b.postdate.v1.ProduceRequest\x1a\x1c.postdate.v1.ProduceResponse\x12N\n\rProduceStream\x12\x1b.postdate.v1.ProduceRequest\x1a\x1c.postdate.v1.ProduceResponse(\x01\x30\x01\x42O\n\x0f\x64\x65v.postdate.v1B\rProducerProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.postdate.v1B\rProducerProtoP\001Z\035postdate.dev/go/v1;postdatev1\252\002\013Postdate.V1'
   _globals['_PRODUCEREQUEST']._serialized_start=96
-  _globals['_PRODUCEREQUEST']._serialized_end=227
-  _globals['_PRODUCERESPONSE']._serialized_start=230
-  _globals['_PRODUCERESPONSE']._serialized_end=362
-  _globals['_PRODUCERSERVICE']._serialized_start=365
-  _globals['_PRODUCERSERVICE']._serialized_end=532
+  _globals['_PRODUCEREQUEST']._serialized_end=249
+  _globals['_PRODUCERESPONSE']._serialized_start=252
+  _globals['_PRODUCERESPONSE']._serialized_end=431
+  _globals['_PRODUCERSERVICE']._serialized_start=434
+  _globals['_PRODUCERSERVICE']._serialized_end=601
 # @@protoc_insertion_point(module_scope)

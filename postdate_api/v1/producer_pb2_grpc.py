@@ -60,7 +60,8 @@ class ProducerServiceServicer(object):
 
     def ProduceStream(self, request_iterator, context):
         """Stores batch after batch without waiting for the answers, which come in the order of the requests. A request
-        that fails is answered with `error`, and the stream goes on.
+        that fails is answered with `error`, and the stream goes on. Answers that are ready together come in one message
+        where the requests take that (`join_answers`).
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME

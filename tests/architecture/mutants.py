@@ -319,6 +319,21 @@ MUTANTS = {
         "        return ask.subscription is None or matches(self.subscriptions, ask.subscription)",
         "tests/unit/rpc/test_access_files.py::test_what_no_grant_allows_is_denied",
     ),
+    "answers are joined for whoever does not ask for it": Mutant(
+        "broker/rpc/producer.py",
+        "                if not (following.may_join and following.is_decided):",
+        "                if not following.is_decided:",
+        "tests/unit/rpc/test_joined_answers.py::test_requests_that_do_not_ask_for_it_lie_between_others_in_order",
+    ),
+    "an answer waits for one that is to come with it": Mutant(
+        "broker/rpc/producer.py",
+        "                if not (following.may_join and following.is_decided):\n                    break\n"
+        "                following.note_failure()\n",
+        "                if not following.may_join:\n                    break\n"
+        "                if following.accepted is not None:\n"
+        "                    await self._wait_durable(following)\n",
+        "tests/unit/rpc/test_joined_answers.py::test_answers_that_are_ready_together_come_in_one_message",
+    ),
     "what a topic refuses counts against a limit": Mutant(
         "broker/rpc/producer.py",
         "                taken.refused()\n",

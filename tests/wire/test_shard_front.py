@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import tempfile
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -31,13 +32,14 @@ from broker.jobs.verify import verify_folder
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.compaction_client import RemoteDesk
 from broker.rpc.front import FrontHost
+from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
 from broker.rpc.shortcut import METHODS, Shortcut
 from broker.rpc.topic_of import SUBSCRIBE
 from broker.runtime.clock import SystemClock
 from broker.runtime.supervise import Supervisor
-from broker.runtime.vfs import LocalVfs, read_file
+from broker.runtime.vfs import LocalFile, LocalVfs, read_file
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
@@ -215,6 +217,42 @@ async def test_a_produce_stream_over_both_shards_is_answered_in_order(shards: Sh
     assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
     assert await within(call.code()) is grpc.StatusCode.OK
     assert [topics_of(server) for server in shards.servers] == [[A, A2], [B, B2]]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+async def test_answers_that_shards_join_are_passed_on_in_the_order_of_the_requests(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, joins: bool
+):
+    is_open, write = threading.Event(), LocalFile.pwrite_synced
+
+    def gated(self: LocalFile, *args: Any) -> None:
+        assert is_open.wait(10)
+        write(self, *args)
+
+    for topic in (A, B):
+        await wire.produce(topic, b"first")
+    read: list[int] = []
+    split = ProduceFanOut._read
+
+    async def noted(self: ProduceFanOut, shard: int) -> Any:
+        answers = await split(self, shard)
+        read.append(len(answers))
+        return answers
+
+    monkeypatch.setattr(ProduceFanOut, "_read", noted)
+    monkeypatch.setattr(LocalFile, "pwrite_synced", gated)
+    call = wire.producer.ProduceStream()
+    topics = [A, A, B, B, A, B, A, B] * 5
+    for number, topic in enumerate(topics, 1):
+        await within(call.write(batch(topic, b"x", request_id=number, join_answers=joins)))
+    await within(call.done_writing())
+    is_open.set()
+    for number in range(1, len(topics) + 1):
+        answer = await within(call.read())
+        assert (answer.request_id, len(answer.answers), answer.ids[0].count) == (number, 0, 1)
+    assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
+    assert await within(call.code()) is grpc.StatusCode.OK
+    assert (max(read) > 1) == joins
 
 
 async def test_a_produce_stream_ends_with_its_shard_and_not_with_the_other_one(shards: Shards, wire: Wire):

@@ -43,7 +43,10 @@ class Destination(NamedTuple):
         """A ProduceRequest with messages that are encoded already."""
         head = producer_pb2.ProduceRequest(topic=self.topic)
         tail = producer_pb2.ProduceRequest(
-            producer_name=self.producer_name, request_id=request_id, replace=self.replace
+            producer_name=self.producer_name,
+            request_id=request_id,
+            replace=self.replace,
+            join_answers=True,
         )
         return b"".join((head.SerializeToString(), messages, tail.SerializeToString()))
 

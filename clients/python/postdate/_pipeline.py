@@ -141,7 +141,8 @@ class Pipeline:
             while (response := await call.read()) is not None:
                 self._backoff.succeeded()
                 self._was_answered = True
-                self._settle(response)
+                for answer in response.answers or (response,):
+                    self._settle(answer)
         finally:
             await call.end()
         if not self._closing:

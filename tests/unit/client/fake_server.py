@@ -163,6 +163,7 @@ class FakeBroker(
 
     async def ProduceStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         self.produce_streams += 1
+        joined = producer_pb2.ProduceResponse()
         async for request in requests:
             self.requests.append(len(request.messages))
             self._change()
@@ -175,7 +176,13 @@ class FakeBroker(
                 self.knobs.break_produce_after -= 1
             if self.knobs.hold_answers is not None:
                 await self.knobs.hold_answers.wait()
-            yield self._produce(request)
+            if not (self.knobs.joined and request.join_answers):
+                yield self._produce(request)
+                continue
+            joined.answers.append(self._produce(request))
+            if len(joined.answers) == self.knobs.joined:
+                yield joined
+                del joined.answers[:]
 
     def _produce(self, request: producer_pb2.ProduceRequest) -> producer_pb2.ProduceResponse:
         response = producer_pb2.ProduceResponse(request_id=request.request_id)

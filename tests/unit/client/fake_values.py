@@ -97,6 +97,7 @@ class Knobs:
     break_produce_after: int = -1  # so many requests are read, the last is not answered
     break_produce_stored: bool = True  # but stored
     hold_answers: asyncio.Event | None = None
+    joined: int = 0  # answers in one message of a produce stream; 0: one each, not joined
     subscribe_errors: deque[status_pb2.Status] = field(default_factory=deque)
     unary_errors: deque[status_pb2.Status] = field(default_factory=deque)
     schedule_errors: deque[status_pb2.Status | None] = field(default_factory=deque)  # None spares a call

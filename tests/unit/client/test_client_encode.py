@@ -106,7 +106,7 @@ def batched(messages: Any, **options: Any) -> list[ListBatch]:
 
 
 def check_same(encoded: bytes, messages: list[message_pb2.Message], **fields: Any) -> None:
-    request = producer_pb2.ProduceRequest(topic="t", messages=messages, **fields)
+    request = producer_pb2.ProduceRequest(topic="t", messages=messages, join_answers=True, **fields)
     assert producer_pb2.ProduceRequest.FromString(encoded) == request
     if all(len(message.properties) < 2 for message in messages):  # of a map protobuf promises no order
         assert encoded == request.SerializeToString()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import postdate
+from postdate_api.v1.producer_pb2 import ProduceRequest
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import status
 
@@ -124,6 +125,38 @@ async def test_no_more_than_the_window_is_in_flight(broker: FakeBroker, client: 
         broker.knobs.hold_answers.set()
         await asyncio.gather(*tasks)
     assert len(broker.payloads("t")) == 6
+
+
+async def test_answers_in_one_message_settle_their_batches_in_order(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    broker.knobs.joined = 3
+    broker.knobs.produce_errors.extend([status("RESOURCE_EXHAUSTED", "QUOTA", "full")])
+    async with client.producer("t") as producer:
+        lists = [[b"%d" % number, b"x"] for number in range(6)]
+        receipts = await asyncio.gather(*map(producer.send_many, lists), return_exceptions=True)
+    assert isinstance(receipts[0], postdate.LimitReached)
+    stored = [each.ids() for each in receipts[1:] if isinstance(each, postdate.Receipts)]
+    assert stored == [[(7, 2 * number), (7, 2 * number + 1)] for number in range(5)]
+    assert broker.requests == [2] * 6
+
+
+async def test_an_answer_too_many_in_a_message_is_a_fault_of_the_broker(
+    broker: FakeBroker, client: postdate.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.knobs.joined = 2
+    produce = broker._produce
+    monkeypatch.setattr(
+        broker,
+        "_produce",
+        lambda request: produce(ProduceRequest(topic="t", request_id=1, messages=request.messages)),
+    )
+    async with client.producer("t") as producer:
+        first, second = await asyncio.gather(
+            *map(producer.send_many, ([b"x"], [b"y"])), return_exceptions=True
+        )
+    assert isinstance(first, postdate.Receipts)
+    assert isinstance(second, postdate.Internal)
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -215,7 +215,18 @@ BATCH = producer_pb2.ProduceRequest(
 )
 NAMED: dict[str, Any] = {"topic": TOPIC, "subscription": "billing"}
 plain("ProducerService.Produce", BATCH)
-plain("ProducerService.ProduceStream", BATCH)
+
+
+@case("ProducerService.ProduceStream")
+async def _(_: World) -> list[Any]:
+    """Three batches, of which the second and the third are answered in one message."""
+    requests = [deepcopy(BATCH) for _ in range(3)]
+    for number, request in enumerate(requests, 1):
+        request.request_id, request.join_answers = number, True
+        request.messages[0].sequence_id, request.messages[0].schedule_key = number, f"k{number}"
+    return requests
+
+
 plain("ConsumerService.Receive", consumer_pb2.ReceiveRequest(topic=TOPIC, subscription="new", wait_ms=500))
 plain("ConsumerService.ListOwed", consumer_pb2.ListOwedRequest(**NAMED))
 plain("ScheduleService.ListScheduled", schedule_pb2.ListScheduledRequest(topic=TOPIC))

@@ -45,6 +45,7 @@ READERS: dict[str, dict[str, tuple[str, ...]]] = {
     "Open": {"consumer._read_open": ("consumer_name", "permits")},
     "ProduceRequest": {
         "decode.decode_produce": ("topic", "producer_name", "request_id", "replace", "messages"),
+        "producer._accept": ("join_answers",),
     },
     "PurgeDeadLettersRequest": _CHOSEN,
     "RequeueDeadLettersRequest": _CHOSEN,
