@@ -20,7 +20,7 @@ from broker.config import SETTINGS, SHARDS_MAX, BrokerConfig, load_config
 from broker.errors import NotFound, PostdateError
 from broker.folder.shard_folders import prepare_folder, read_shards, shard_folder
 from broker.observe.logs import configure_logging
-from broker.observe.span_settings import traced
+from broker.observe.span_settings import make_no_spans, traced
 from broker.runtime.imports import importing
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, show
@@ -78,6 +78,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
         if config.shards > 1:
             from broker.shards.supervisor import ShardSupervisor, shard_command  # noqa: PLC0415
 
+            make_no_spans()  # before it forks
             command = shard_command(config, config_path, given, os.getpid())
             return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
         prepare_folder(LocalVfs(), config.data_dir, in_cluster=bool(config.cluster_store))
@@ -91,6 +92,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
             from broker.shards.node_supervisor import NodeSupervisor  # noqa: PLC0415
             from broker.shards.supervisor import shard_command  # noqa: PLC0415
 
+            make_no_spans()
             command = shard_command(config, config_path, given, os.getpid())
             node = NodeSupervisor(config, cluster, command, notifier=notifier, read_config=read_config)
             return await node.run()

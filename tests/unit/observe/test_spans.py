@@ -13,6 +13,7 @@ from broker.observe.span_settings import traced, wants_spans
 from broker.settings import ConfigError
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+RATIO = "OTEL_TRACES_SAMPLER"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,22 @@ def test_spans_are_made_where_a_standard_variable_asks_for_them(environ, wanted)
         ),
         ({ENDPOINT: "http://c:4318", "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "many"),
         ({ENDPOINT: "http://c:4318", "OTEL_BSP_MAX_QUEUE_SIZE": "5"}, "max_queue_size"),
+        ({ENDPOINT: "http://[::1"}, "must be a URL such as http"),
+        ({ENDPOINT: "c:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT: must be a URL such as http"),
+        ({ENDPOINT: "http://c:4318", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http:///"}, "_TRACES_ENDPOINT"),
+        ({ENDPOINT: "http://c:4318", "OTEL_TRACES_SAMPLER": "half"}, "parentbased_traceidratio, not 'half'"),
+        (
+            {
+                "OTEL_TRACES_EXPORTER": "otlp",
+                "OTEL_TRACES_SAMPLER": "traceidratio",
+                "OTEL_TRACES_SAMPLER_ARG": "2",
+            },
+            "OTEL_TRACES_SAMPLER_ARG: must be a number from 0 to 1, not '2'",
+        ),
+        (
+            {ENDPOINT: "http://c:4318", RATIO: "parentbased_traceidratio", f"{RATIO}_ARG": "a tenth"},
+            "a tenth",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(environ, told):
@@ -82,3 +99,39 @@ def test_without_a_variable_nothing_of_opentelemetry_is_imported():
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     subprocess.run([sys.executable, "-c", program], check=True, env=environ)
+
+
+def test_the_receiver_is_logged_without_what_may_be_secret(caplog):
+    caplog.set_level("INFO")
+    with traced({ENDPOINT: "http://user:secret@127.0.0.1:9/?key=secret"}):
+        assert spans.tracing is not None
+    [record] = [each for each in caplog.records if each.name == "broker.observe.span_settings"]
+    assert record.__dict__["fields"] == {"receiver": "http://127.0.0.1:9"}
+
+
+def test_a_supervisor_of_shards_has_nothing_that_sends_spans_when_it_forks(tmp_path):
+    program = """
+import threading
+from broker.cli import main
+from broker.observe import spans
+from broker.shards import supervisor
+
+class Supervisor:
+    def __init__(self, *_, **__): pass
+    async def run(self):
+        print(spans.tracing, *[each.name for each in threading.enumerate() if "Span" in each.name])
+        return 7
+
+supervisor.ShardSupervisor = Supervisor
+main(["serve", "--shards", "2", "--data-dir", "data"])
+"""
+    environ = {**os.environ, ENDPOINT: "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "None\n"), done.stderr
