@@ -66,6 +66,7 @@ class Tuning:
     read_batch_entries: int = 2_000
     replay_entries_max: int = 1_000_000
     schedule_key_cache_bytes: int = 64 * MIB
+    looked_segment_bytes: int = 8 * MIB  # of the index, for the next page
     settled_key_retention_ms: int = DAY_MS
     settled_keys_per_topic_max: int = 5_000_000
 

@@ -19,10 +19,12 @@ from benchmarks.index.files import CountingStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.bucket_values import BucketImage
+from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.model import START, Position
 
 _THREAD_SWITCH_SECONDS = 0.0005  # the broker's
+_LOOKED_BYTES = 8 << 20  # the same
 _CHECKPOINT_SECONDS = 1.0
 _LAG_SECONDS = 0.005
 
@@ -50,7 +52,9 @@ class Engine:
         self.clock = StandingClock()
         self.storage = CountingStorage(self.buckets_folder, ThreadPoolExecutor(1))
         frontier = Frontier(NOW_MS, *ENTRY_AFTER_ALL)
-        self.tracker = BucketTracker(self.storage, frontier, executor=ThreadPoolExecutor(1))
+        self.tracker = BucketTracker(
+            self.storage, frontier, executor=ThreadPoolExecutor(1), looked=SegmentCache(_LOOKED_BYTES)
+        )
         self.upkeep = BucketUpkeep(
             self.tracker,
             self.storage,

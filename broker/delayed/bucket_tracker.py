@@ -46,6 +46,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -67,6 +68,7 @@ from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.mutable_bucket import MutableBucket
 from broker.delayed.scan import UnreadSegments, sorted_in_memory, unsorted_in_memory
 from broker.delayed.sealed_bucket import SealedBucket, plan_reads
+from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.stale import AmendmentsOf, StaleRows
 from broker.delayed.tracker import Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
@@ -91,9 +93,14 @@ class BucketTracker:
         policy: BucketPolicyValues | None = None,
         lead_ms: int = 2_000,
         load_entries_max: int = 65_536,
+        looked: SegmentCache | None = None,
     ) -> None:
-        """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom."""
+        """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom.
+
+        `looked`: segments that were read for looks, of all topics.
+        """
         self._storage = storage
+        self._looked = SegmentCache(0) if looked is None else looked
         self._amendments_of = amendments_of
         self._marks = Marks(frontier, key_after(frontier))
         self._lead_ms = lead_ms
@@ -220,7 +227,7 @@ class BucketTracker:
         )
         return replace(histogram, is_exact=histogram.is_exact and self.is_exact)
 
-    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
+    def parts_between(self, start: Key, end: Key, limit: int) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
         waiting_from = max(start, self._marks.loaded_end)
         windows = concatenate([NO_DUE_ROWS, *(bucket.window for bucket in self.buckets.in_use)])
@@ -230,7 +237,10 @@ class BucketTracker:
         ]
         return windows, [
             *parts,
-            *(bucket.unread_segments(self._storage) for bucket in self.buckets.in_use),
+            *(
+                bucket.unread_segments(start, limit, partial(self._read_to_look, bucket))
+                for bucket in self.buckets.in_use
+            ),
         ]
 
     def discard_ledger(self, ledger_id: int) -> None:
@@ -291,6 +301,15 @@ class BucketTracker:
         """Return how far entries can be handed on without reading more, up to a time."""
         keys = [key for bucket in self.buckets.in_use if (key := bucket.first_unread_key) is not None]
         return min([(last_ms + 1, 0, 0), *keys])
+
+    async def _read_to_look(self, bucket: SealedBucket, segment: int) -> DueRows:
+        """The rows of a segment, perhaps as they were read for the page before."""
+        key = (self._storage.topic_id, bucket.bucket_id, segment)
+        rows = self._looked.get(key)
+        if rows is None:
+            rows = await bucket.read(self._storage, segment)
+            self._looked.put(key, rows)
+        return rows
 
     async def _read_next(self, bucket: SealedBucket) -> None:
         """Read the next segment of a bucket into its window."""

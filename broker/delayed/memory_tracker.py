@@ -228,7 +228,7 @@ class MemoryTracker:
         limits = {"floor_ms": floor_ms, "start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms}
         return histogram_of([loaded], [ticks], loaded[:0], **limits)
 
-    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
+    def parts_between(self, start: Key, end: Key, limit: int) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A far tick is a segment: its exact times are read."""
         first, last = start[0] // self._tick_ms, end[0] // self._tick_ms
         ticks = [(number, tick) for number, tick in self._far.items() if first <= number <= last]

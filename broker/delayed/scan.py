@@ -93,7 +93,8 @@ class Page:
 async def scan(
     in_memory: DueRows, unread: Sequence[UnreadSegments], start: Key, end: Key, limit: int
 ) -> Page:
-    """The first `limit` entries with start <= key < end, or all if there are fewer.
+    """The first `limit` entries with start <= key < end, or all if there are fewer; perhaps fewer, where entries are
+    doubled.
 
     `in_memory` holds rows in any order, also outside of the range. Raises what reading a segment raises.
     """
@@ -110,6 +111,12 @@ async def scan(
         if len(inside) > limit or complete == end:
             break
         wanted *= 2
+    if len(inside) > limit + 1:
+        # Of what was read most lies behind the page, and is not sorted for it.
+        times = inside.deliver_at_ms
+        last_ms = int(np.partition(times, limit)[limit])
+        complete = min(complete, (last_ms + 1, 0, 0))
+        inside = inside.part(np.flatnonzero(times <= last_ms))
     rows = sort_unique(inside)
     if len(rows) > limit:
         return Page(rows.part(slice(0, limit)), rows.key(limit), is_last=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -100,7 +100,10 @@ class SealedBucket:
 
     def first_segment_from(self, key: Key) -> int:
         """The first segment that holds anything at or after `key`."""
-        return bisect_left(range(self.segment_count), key, key=self.last_key_of)
+        # Whole keys only where times are the same: to make one costs more than to compare all times.
+        bounds: list[int] = self.metadata.segments.last_ms.searchsorted((key[0], key[0] + 1)).tolist()
+        low, high = bounds
+        return low + bisect_left(range(low, high), key, key=self.last_key_of)
 
     def decode(self, segment: int, data: bytes) -> DueRows:
         """The rows of a segment; raises Corrupt."""
@@ -151,17 +154,26 @@ class SealedBucket:
         segments, rest = self.metadata.segments, slice(self.next_segment, None)
         return segments.first_ms[rest], segments.last_ms[rest], segments.counts[rest]
 
-    def unread_segments(self, storage: BucketStorage) -> UnreadSegments:
-        """The segments that were not read yet, for a look at them."""
-        segments, first = self.metadata.segments, self.next_segment
-        rest = slice(first, None)
-        first_positions = self._ordinals.to_positions(segments.first_ordinals[rest])
-        last_positions = self._ordinals.to_positions(segments.last_ordinals[rest])
+    def unread_segments(
+        self, start: Key, limit: int, read: Callable[[int], Awaitable[DueRows]]
+    ) -> UnreadSegments:
+        """The segments that were not read yet, for a look at the first `limit` rows from `start` on.
+
+        As many as hold more rows than that: what lies behind them is in no such page.
+        """
+        segments = self.metadata.segments
+        first = max(self.next_segment, self.first_segment_from(start))
+        # Of the first one a part lies before the start, perhaps all but a row.
+        counted = segments.counts[first + 1 :].cumsum()
+        end = min(first + 2 + int(counted.searchsorted(limit)), self.segment_count)
+        some = slice(first, end)
+        first_positions = self._ordinals.to_positions(segments.first_ordinals[some])
+        last_positions = self._ordinals.to_positions(segments.last_ordinals[some])
         return UnreadSegments(
-            DueRows(segments.first_ms[rest], *first_positions),
-            DueRows(segments.last_ms[rest], *last_positions),
-            segments.counts[rest],
-            lambda number: self.read(storage, first + number),
+            DueRows(segments.first_ms[some], *first_positions),
+            DueRows(segments.last_ms[some], *last_positions),
+            segments.counts[some],
+            lambda number: read(first + number),
         )
 
     def memory_bytes(self) -> int:

@@ -111,8 +111,11 @@ class DelayedDeliveryTracker(Protocol):
         The caller bounds the number of bars.
         """
 
-    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
-        """For `scan`: what is in memory, perhaps beyond the range too, and what may have to be read. Held only."""
+    def parts_between(self, start: Key, end: Key, limit: int) -> tuple[DueRows, list[UnreadSegments]]:
+        """For `scan`: what is in memory, perhaps beyond the range too, and what may have to be read for `limit` rows.
+
+        Held only.
+        """
 
     def discard_ledger(self, ledger_id: int) -> None:
         """Forget a ledger that was deleted."""

@@ -16,6 +16,7 @@ from pyroaring import BitMap64
 from broker.config import BrokerConfig
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyLimits
+from broker.delayed.segment_cache import SegmentCache
 from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Unavailable
 from broker.folder.backup import Backups
 from broker.folder.checkpoint import Checkpointer
@@ -489,6 +490,7 @@ class Broker:
                 bucket_storage=self._bucket_storage,
                 executor=self._index_executor,
                 note=self.counters.note_index,
+                looked=SegmentCache(self.config.tuning.looked_segment_bytes),
             ),
             note_rebuild=self.counters.note_rebuild,
             dead_letter_sink=self.dead_letters,

@@ -7,15 +7,16 @@ from itertools import chain
 from typing import cast
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from broker.delayed.due_rows import Key
 from broker.model import Array
-from broker.rpc.decode import ProduceEnvelope
+from broker.rpc.decode import MessageColumns, ProduceEnvelope
 from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
-from broker.storage.message_fields import tag_of, tags_of
+from broker.storage.message_fields import tag_of, tags_of, varint_at
 from broker.storage.varint import encode_varint
 from broker.topics.message_look import MessageStanding
-from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
+from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled, ScheduledColumns
 from postdate_api.v1 import message_pb2, schedule_pb2
 
 _REST_BYTES = 1 << 10
@@ -27,10 +28,34 @@ _ID, _SCHEDULE_KEY, _RESULT, _DELIVER_AT_MS, _ = tags_of(
     schedule_pb2.ChangeOutcome, "id", "schedule_key", "result", "deliver_at_ms", "delivered_to"
 ).values()
 _SCHEDULE_KEY_HEAD = bytes((_SCHEDULE_KEY,))
-_SCHEDULED_HEAD = bytes(
-    (tag_of("scheduled", schedule_pb2.ListScheduledResponse, schedule_pb2.GetScheduledResponse),)
-)
-_MESSAGE_HEAD = bytes((tag_of("message", schedule_pb2.ScheduledMessage),))
+_SCHEDULED = tag_of("scheduled", schedule_pb2.ListScheduledResponse, schedule_pb2.GetScheduledResponse)
+_SCHEDULED_HEAD = bytes((_SCHEDULED,))
+(
+    _SHOWN_ID,
+    _SHOWN_KEY,
+    _SHOWN_DELIVER_AT_MS,
+    _PUBLISH_TIME_MS,
+    _STATE,
+    _REVISION,
+    _SIZE_BYTES,
+    _MESSAGE,
+    _,
+) = tags_of(
+    schedule_pb2.ScheduledMessage,
+    "id",
+    "schedule_key",
+    "deliver_at_ms",
+    "publish_time_ms",
+    "state",
+    "revision",
+    "size_bytes",
+    "message",
+    "returned",
+).values()
+_SHOWN_KEY_HEAD = bytes((_SHOWN_KEY,))
+_MESSAGE_HEAD = bytes((_MESSAGE,))
+_PAYLOAD_HEAD = bytes((tag_of("payload", message_pb2.Message),))
+_FEW_SCHEDULED = 16
 _FEW_OUTCOMES = 16
 """Up to so many outcomes, writing them one by one costs less than the NumPy calls that many share."""
 
@@ -134,7 +159,12 @@ def encode_scheduled(
     The first one always goes in.
     """
     room = frame_bytes_max - _REST_BYTES
-    messages = ProduceEnvelope.FromString(b"".join([entry.frame for entry in scheduled])).messages
+    messages = list(ProduceEnvelope.FromString(b"".join(_frames(scheduled))).messages)
+    if isinstance(scheduled, ScheduledColumns) and len(scheduled) > _FEW_SCHEDULED:
+        plain = _read_plain(scheduled, messages)
+        if plain is not None:
+            without, keys = plain
+            return _encode_page(scheduled, messages if is_full else without, keys, room)
     parts: list[bytes] = []
     head, rest = schedule_pb2.ScheduledMessage(), message_pb2.Message()  # for all: each sets every field
     id_ = head.id
@@ -158,6 +188,77 @@ def encode_scheduled(
             return b"".join(parts), (entry.deliver_at_ms, *entry.position)
         parts += (_SCHEDULED_HEAD, encode_varint(len(encoded)), encoded)
     return b"".join(parts), None
+
+
+def _frames(scheduled: Sequence[Scheduled]) -> Sequence[bytes]:
+    if isinstance(scheduled, ScheduledColumns):
+        return scheduled.frames
+    return [entry.frame for entry in scheduled]
+
+
+def _read_plain(page: ScheduledColumns, messages: list[bytes]) -> tuple[list[bytes], list[bytes]] | None:
+    """The messages without their payloads, and the schedule keys of those that have one, in order; None if one of them
+    is not as its producer's library writes it, or may not be."""
+    without = [
+        message[2 + message[1] :]
+        if message[:1] == _PAYLOAD_HEAD and message[1] < 0x80
+        else _behind_payload(message)
+        for message in messages
+    ]
+    try:
+        # Messages side by side are one message with each field repeated, which the parser reads at once.
+        columns = MessageColumns.FromString(b"".join(without))
+    except DecodeError:
+        return None
+    # Whoever has a hash has a key: as many keys as hashes are one of each, in order.
+    if len(columns.payload) or len(columns.schedule_key) != np.count_nonzero(page.schedule_hashes):
+        return None
+    return without, [key.encode() for key in columns.schedule_key]
+
+
+def _behind_payload(message: bytes) -> bytes:
+    """The fields that follow the payload of a message, if it begins with that."""
+    if message[:1] != _PAYLOAD_HEAD:
+        return message
+    length, at = varint_at(message, 1)
+    return message[at + length :]
+
+
+def _encode_page(
+    page: ScheduledColumns, messages: list[bytes], keys: list[bytes], room: int
+) -> tuple[bytes, Key | None]:
+    """As `encode_scheduled`: what has a fixed width as the rows of one matrix, then message and key."""
+    count, entries = len(page), page.entries
+    sizes = np.fromiter(map(len, messages), np.int64, count)
+    ids: list[tuple[int, Array]] = [(LEDGER_ID, entries.ledger_ids), (ENTRY_ID, entries.entry_ids)]
+    facts: list[tuple[int, Array]] = [
+        (_SHOWN_DELIVER_AT_MS, entries.deliver_at_ms),
+        (_PUBLISH_TIME_MS, page.publish_time_ms),
+        (_STATE, np.full(count, page.state.value)),
+        (_REVISION, page.revisions),
+        (_SIZE_BYTES, np.fromiter(map(len, page.frames), np.int64, count)),
+        (_MESSAGE, sizes),
+    ]
+    id_width = sum(1 + varint_width(column) for _, column in ids)
+    rest_width = 2 + id_width + sum(1 + varint_width(column) for _, column in facts)
+    tails = [b""] * count
+    for place, key in zip(np.flatnonzero(page.schedule_hashes).tolist(), keys, strict=True):
+        tails[place] = b"".join((_SHOWN_KEY_HEAD, encode_varint(len(key)), key))
+    lengths = rest_width + sizes + np.fromiter(map(len, tails), np.int64, count)
+    head_width = 1 + varint_width(lengths) + rest_width
+    fitting = max(1, int((lengths + (head_width - rest_width)).cumsum().searchsorted(room, "right")))
+    rows = np.empty((count, head_width), dtype=np.uint8)
+    at = put_varints(rows, 0, _SCHEDULED, lengths)
+    rows[:, at] = _SHOWN_ID
+    rows[:, at + 1] = id_width
+    at += 2
+    for tag, column in (*ids, *facts):
+        at = put_varints(rows, at, tag, column)
+    parts: list[bytes] = [b""] * (3 * fitting)
+    parts[0::3] = np.frombuffer(rows[:fitting].tobytes(), dtype=f"V{head_width}").tolist()
+    parts[1::3] = messages[:fitting]
+    parts[2::3] = tails[:fitting]
+    return b"".join(parts), entries.key(fitting) if fitting < count else None
 
 
 def encode_returned(response: bytes, returned: Sequence[MessageStanding], frame_bytes_max: int) -> bytes:

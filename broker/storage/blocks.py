@@ -282,11 +282,15 @@ def slice_frames(
     are taken one at a time, so a generator that reads them keeps one in memory.
     """
     lasts = np.append(firsts[1:], len(starts))
+    lengths: list[int] = (ends - starts).tolist()
     lows: list[int] = []
     highs: list[int] = []
     frames: list[bytes] = []
     runs = zip(parts, part_offsets.tolist(), firsts.tolist(), lasts.tolist(), strict=True)
     for part, part_offset, first, last in runs:
+        if last - first == 1 and len(part) == lengths[first]:  # as of frames that lie scattered
+            frames.append(part)
+            continue
         if last - first >= _EQUAL_COUNT and (size := _equal_length(starts[first:last], ends[first:last])):
             offset = int(starts[first]) - part_offset
             frames += np.frombuffer(part, f"V{size}", last - first, offset).tolist()

@@ -132,14 +132,14 @@ class CheckedColumn:
         ends = np.append(firsts[1:], len(ids))
         run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
         places = ids - np.repeat(run_ids, ends - firsts)
-        values: Array = np.empty(len(ids), self._dtype)
+        parts = []
         runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
         for low, high, run_id, run_end in runs:
-            block = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
-            # "clip" only because it writes to `out` without a copy; no place is out of bounds.
-            np.frombuffer(block, self._dtype).take(places[low:high], out=values[low:high], mode="clip")
-        values.flags.writeable = False
-        return values
+            part = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
+            if run_end - run_id > high - low:
+                part = np.frombuffer(part, self._dtype).take(places[low:high]).tobytes()
+            parts.append(part)
+        return np.frombuffer(b"".join(parts), self._dtype)
 
     def place(self, file: Readable, row: int) -> int:
         """See `Column`."""

@@ -9,8 +9,9 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from broker.delayed.due_rows import Key
-from broker.model import TIME_MS_MAX, Int64Column, Position, UInt32Column
+from broker.delayed.due_rows import DueRows, Key
+from broker.model import TIME_MS_MAX, Int64Column, Position, UInt32Column, UInt64Column
+from broker.topics.schedule_frames import schedule_key_of
 
 
 class ChangeResult(IntEnum):
@@ -47,6 +48,39 @@ class Scheduled(NamedTuple):
     state: ScheduledState
     revision: int  # how often it was moved
     frame: bytes  # of the message, as it is stored; see `Batch.frames`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledColumns(Sequence[Scheduled]):
+    """Pending messages of one state, as columns: those of a page are mostly written to the wire and never looked at."""
+
+    entries: DueRows
+    publish_time_ms: Int64Column
+    schedule_hashes: UInt64Column  # 0: no key
+    revisions: UInt32Column
+    state: ScheduledState
+    frames: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @overload
+    def __getitem__(self, place: int) -> Scheduled: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Scheduled]: ...
+    def __getitem__(self, place: int | slice) -> Scheduled | Sequence[Scheduled]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        frame = self.frames[place]
+        return Scheduled(
+            position=Position(int(self.entries.ledger_ids[place]), int(self.entries.entry_ids[place])),
+            schedule_key=schedule_key_of(frame) if self.schedule_hashes[place] else "",
+            deliver_at_ms=int(self.entries.deliver_at_ms[place]),
+            publish_time_ms=int(self.publish_time_ms[place]),
+            state=self.state,
+            revision=int(self.revisions[place]),
+            frame=frame,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +34,14 @@ from broker.storage.amendments import Amendments
 from broker.storage.log import TopicLog
 from broker.storage.salvage import read_around_damage
 from broker.topics.schedule_frames import schedule_key_of
-from broker.topics.schedule_values import DueRange, Scheduled, ScheduledCounts, ScheduledPage, ScheduledState
+from broker.topics.schedule_values import (
+    DueRange,
+    Scheduled,
+    ScheduledColumns,
+    ScheduledCounts,
+    ScheduledPage,
+    ScheduledState,
+)
 
 BARS_MAX = 10_000
 PAGE_BYTES_MAX = 16 << 20
@@ -122,10 +129,8 @@ class ScheduledLook:
         gathered: list[_Messages] = []
         with self._keep_files():
             end = await self._gather(gathered, _Filter(due, key_prefix), start, limit)
-        shown: list[Scheduled] = []
-        for messages in gathered:
-            shown += self._shown(messages.at(self._is_waiting(messages.entries)), ScheduledState.WAITING)
-        return ScheduledPage(shown, end)
+        kept = [messages.at(self._is_waiting(messages.entries)) for messages in gathered]
+        return ScheduledPage(self._shown(_joined(kept), ScheduledState.WAITING), end)
 
     async def next_matching(
         self, due: DueRange, key_prefix: str, start: Key, limit: int, changed_through_lsn: int | None
@@ -270,7 +275,7 @@ class ScheduledLook:
             if begin >= end:
                 return NO_DUE_ROWS, None
             rebuilds = index.rebuilds
-            page = await scan(*index.tracker.parts_between(begin, end), begin, end, limit)
+            page = await scan(*index.tracker.parts_between(begin, end, limit), begin, end, limit)
             if index.rebuilds == rebuilds:  # or what was to be read may have been forgotten before it was
                 kept = self._is_waiting(page.entries, wanted.lsn)
                 return page.entries.part(kept), None if page.is_last else page.end
@@ -352,34 +357,14 @@ class ScheduledLook:
                 kept[rows] &= amendments.lsns_of(entries.entry_ids[rows]) <= lsn
         return kept
 
-    def _shown(self, messages: _Messages, state: ScheduledState) -> list[Scheduled]:
+    def _shown(self, messages: _Messages, state: ScheduledState) -> ScheduledColumns:
         entries, rows = messages.entries, messages.rows
         revisions = np.zeros(len(entries), dtype=np.uint32)
         for at, amendments in self._amended(entries):
             revisions[at] = amendments.revisions_of(entries.entry_ids[at])
-        columns = (
-            entries.deliver_at_ms.tolist(),
-            entries.ledger_ids.tolist(),
-            entries.entry_ids.tolist(),
-            rows["publish_time_ms"].tolist(),
-            rows["schedule_hash"].tolist(),
-            revisions.tolist(),
-            messages.frames,
+        return ScheduledColumns(
+            entries, rows["publish_time_ms"], rows["schedule_hash"], revisions, state, messages.frames
         )
-        return [
-            Scheduled(
-                position=Position(ledger_id, entry_id),
-                schedule_key=schedule_key_of(frame) if schedule_hash else "",
-                deliver_at_ms=time,
-                publish_time_ms=publish_time_ms,
-                state=state,
-                revision=revision,
-                frame=frame,
-            )
-            for time, ledger_id, entry_id, publish_time_ms, schedule_hash, revision, frame in zip(
-                *columns, strict=True
-            )
-        ]
 
     def _amended(self, entries: DueRows) -> Iterator[tuple[Array, Amendments]]:
         """Of each ledger that has amendments, the rows of its entries."""
@@ -423,6 +408,16 @@ class _Messages:
     def at(self, places: slice | Array) -> _Messages:
         frames = self.frames[places] if isinstance(places, slice) else list(compress(self.frames, places))
         return _Messages(self.entries.part(places), self.rows[places], frames, self.read_bytes)
+
+
+def _joined(parts: Sequence[_Messages]) -> _Messages:
+    if len(parts) == 1:
+        return parts[0]
+    return _Messages(
+        concatenate([NO_DUE_ROWS, *(part.entries for part in parts)]),
+        np.concatenate([np.empty(0, dtype=ROW), *(part.rows for part in parts)]),
+        list(chain.from_iterable(part.frames for part in parts)),
+    )
 
 
 def _not_built() -> Unavailable:

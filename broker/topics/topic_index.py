@@ -15,6 +15,7 @@ from broker.delayed.bucket_values import BucketImage
 from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import AHEAD_MS_MAX, IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.model import START, Int64Column, UInt32Column
 from broker.policy import TRACKER_MEMORY
@@ -49,6 +50,7 @@ class IndexServices:
     bucket_storage: Callable[[int], BucketStorage]  # (topic_id)
     executor: Executor
     note: NoteIndex
+    looked: SegmentCache
 
 
 class TopicIndex:
@@ -109,6 +111,7 @@ class TopicIndex:
                 executor=services.executor,
                 amendments_of=self._log.amendments_of,
                 policy=bucket_policy(policy),
+                looked=services.looked,
             )
             upkeep = BucketUpkeep(
                 tracker,

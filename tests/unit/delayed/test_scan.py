@@ -143,12 +143,40 @@ async def test_the_bucket_tracker_shows_what_it_holds_wherever_that_is():
     assert world.tracker.stats().loaded_count
     found, at = [], (NOW + 3_001, 0, 0)
     while True:
-        page = await scan(*world.tracker.parts_between(at, LAST), at, LAST, 7)
+        page = await scan(*world.tracker.parts_between(at, LAST, 7), at, LAST, 7)
         found += keys_of(page)
         at = page.end
         if page.is_last:
             break
     assert found == expected
+
+
+async def test_pages_go_on_within_a_millisecond_that_fills_many_segments():
+    world = World(BucketPolicyValues(max_segment_entries=4))
+    world.add(1, [NOW + 1_000] * 60 + [NOW + 1_001] * 3)
+    await world.seal()
+    found, at = [], (NOW + 1, 0, 0)
+    for _ in range(20):
+        page = await scan(*world.tracker.parts_between(at, LAST, 4), at, LAST, 4)
+        assert page.end > at
+        found += keys_of(page)
+        at = page.end
+        if page.is_last:
+            break
+    assert found == world.rows
+
+
+async def test_doubled_entries_do_not_hide_what_follows_them():
+    doubled = [(time, 1, 0) for time in range(1, 6)]
+    unread = [unread_of([[*doubled, (7, 1, 0)]], []), unread_of([doubled], []), unread_of([doubled], [])]
+    found, at = [], (0, 0, 0)
+    while True:
+        page = await scan(columns_of([]), unread, at, LAST, 3)
+        found += keys_of(page)
+        at = page.end
+        if page.is_last:
+            break
+    assert found == [*doubled, (7, 1, 0)]
 
 
 async def test_the_memory_tracker_shows_what_it_holds_with_exact_times():
@@ -163,7 +191,7 @@ async def test_the_memory_tracker_shows_what_it_holds_with_exact_times():
     while tracker.needs_load(NOW):
         await tracker.load(NOW)
     start, end = (NOW + 700, 0, 0), (NOW + 40_500, 0, 0)
-    page = await scan(*tracker.parts_between(start, end), start, end, 100)
+    page = await scan(*tracker.parts_between(start, end, 100), start, end, 100)
     assert keys_of(page) == sorted(
         (time, *position) for position, time in times.items() if NOW + 700 <= time < NOW + 40_500
     )
@@ -203,7 +231,7 @@ async def test_a_page_of_one_millisecond_in_memory_costs_what_it_shows(where: st
     """Counted in rows: each page sorted all that was due in its millisecond."""
     tracker = await tracker_with_herd(where)
     start, looked = (NOW + 1_000, 1, place), 0
-    in_memory, unread = tracker.parts_between(start, LAST)
+    in_memory, unread = tracker.parts_between(start, LAST, 100)
 
     def counted(segments: UnreadSegments) -> UnreadSegments:
         async def read(number: int) -> DueRows:

@@ -14,7 +14,9 @@ from pyroaring import BitMap
 
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketPolicyValues
+from broker.delayed.due_rows import ROW_BYTES
 from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.model import FLAG_DELAYED, ROW, Position
 from broker.storage.blocks import LedgerName
@@ -103,6 +105,7 @@ class PendingWorld:
                 amendments_of=self.log.amendments_of,
                 policy=policy,
                 lead_ms=lead_ms,
+                looked=SegmentCache(4 * ROW_BYTES),
             )
         self.rebuilds = 0
         self.is_exact = True

@@ -81,7 +81,7 @@ async def test_a_range_begins_with_its_start_and_ends_before_its_end(world: Pend
     page = await world.look.page(DueRange(NOW + 3, NOW + 6), "", None, 10)
     assert [each.deliver_at_ms - NOW for each in page.scheduled] == [3, 4, 5]
     assert page.next is None
-    assert (await world.look.page(DueRange(NOW + 6, NOW + 6), "", None, 10)).scheduled == []
+    assert list((await world.look.page(DueRange(NOW + 6, NOW + 6), "", None, 10)).scheduled) == []
 
 
 async def test_what_is_not_after_the_frontier_is_due_and_not_listed(world: PendingWorld):
