@@ -13,8 +13,10 @@ from itertools import count
 
 import psycopg
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 import postdate
+import postdate.otel
 from postdate import cli, postgres
 from tests.depth import at_depth, sampled
 from tests.postgres_server import PostgresServer, new_database, postgres_server
@@ -124,6 +126,32 @@ async def test_a_message_arrives_with_all_its_fields(client, conninfo):
     assert (first.key, first.properties, first.schedule_key) == ("k", {"a": "ö"}, "s")
     assert abs(first.deliver_at - due) < timedelta(milliseconds=1)
     assert abs(second.deliver_at - datetime.now(UTC) - timedelta(days=3)) < timedelta(minutes=1)
+
+
+async def test_a_message_is_linked_to_the_span_in_which_it_was_put_there(client, conninfo):
+    provider = TracerProvider()
+    postdate.otel.instrument(provider)
+    try:
+        with provider.get_tracer("test").start_as_current_span("place order") as placing:
+            put(conninfo, b"1", deliver_after=timedelta(days=1))
+        put(conninfo, b"2", deliver_after=timedelta(days=2))
+    finally:
+        postdate.otel.uninstrument()
+    await relay_all(client, conninfo)
+    first, second = [each async for each in client.schedule.list("orders")]
+    context = placing.get_span_context()
+    assert first.traceparent.startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-")
+    assert second.traceparent == ""
+
+
+async def test_an_outbox_from_before_there_was_a_traceparent_is_brought_up_to_date(client, conninfo):
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("ALTER TABLE postdate_outbox DROP COLUMN traceparent")
+        connection.execute("INSERT INTO postdate_outbox (topic, payload) VALUES ('orders', 'old')")
+        connection.execute(postgres.SCHEMA)
+    put(conninfo, b"new")
+    await relay_all(client, conninfo)
+    assert await payloads_of(client, "orders") == [b"old", b"new"]
 
 
 def test_what_makes_no_sense_is_refused_before_it_is_stored():
@@ -368,3 +396,11 @@ def test_the_command_names_what_the_database_lacks(server, capsys):
     psycopg.connect(server.conninfo()).close()  # a server that is gone is waited for without end
     assert cli.run(["--address", "127.0.0.1:1", "outbox", "relay", "--database", server.conninfo()]) == 1
     assert "postdate outbox schema | psql" in capsys.readouterr().err
+
+
+def test_the_command_says_that_an_outbox_is_of_an_older_version(conninfo, capsys):
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("ALTER TABLE postdate_outbox DROP COLUMN traceparent")
+    assert cli.run(["--address", "127.0.0.1:1", "outbox", "relay", "--database", conninfo]) == 1
+    said = capsys.readouterr().err
+    assert "of an older version" in said and "postdate outbox schema | psql" in said

@@ -37,7 +37,12 @@ def sending_many(topic: str, messages: Sequence[object]) -> AbstractContextManag
     return nullcontext("") if tracing is None else tracing.sending_many(topic, len(messages))
 
 
+def current_traceparent() -> str:
+    """Return the traceparent of the caller's span; empty without tracing, or in none."""
+    return "" if tracing is None else tracing.current()
+
+
 def call_metadata() -> tuple[tuple[str, str], ...]:
     """Return the metadata by which a call goes on with the caller's trace."""
-    current = "" if tracing is None else tracing.current()
+    current = current_traceparent()
     return (("traceparent", current),) if current else ()

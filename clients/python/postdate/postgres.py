@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
+from postdate import _trace
 from postdate._backoff import Backoff
 from postdate._encode import encode_messages
 from postdate.errors import (
@@ -74,6 +75,8 @@ CREATE TABLE IF NOT EXISTS postdate_outbox (
     sequence_id bigint,
     error text
 );
+-- Also for tables that were made before there was one.
+ALTER TABLE postdate_outbox ADD COLUMN IF NOT EXISTS traceparent text NOT NULL DEFAULT '';
 CREATE INDEX IF NOT EXISTS postdate_outbox_numbered ON postdate_outbox (sequence_id) WHERE sequence_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS postdate_outbox_refused ON postdate_outbox (id) WHERE error IS NOT NULL;
 CREATE SEQUENCE IF NOT EXISTS postdate_outbox_sequence;
@@ -92,7 +95,7 @@ CREATE TABLE IF NOT EXISTS postdate_inbox (
 );
 CREATE INDEX IF NOT EXISTS postdate_inbox_seen ON postdate_inbox (seen_at);
 """
-"""Statements that make the tables, and change nothing where they exist."""
+"""Statements that make the tables, and change nothing where they are as they should be."""
 
 
 class Statement(NamedTuple):
@@ -115,7 +118,8 @@ def outgoing(
 ) -> Statement:
     """Return the statement that puts a message into the outbox, in the transaction that executes it.
 
-    The arguments are those of `Producer.send`; `deliver_after` counts from the beginning of the transaction.
+    The arguments are those of `Producer.send`; `deliver_after` counts from the beginning of the transaction. With
+    `postdate.otel` the message is linked to the span in which this is called.
     """
     message = OutgoingMessage(payload, key, properties, deliver_at, deliver_after, schedule_key, ttl)
     encode_messages(
@@ -124,9 +128,19 @@ def outgoing(
     if deliver_after is not None and deliver_after > datetime.max.replace(tzinfo=UTC) - datetime.now(UTC):
         raise ValueError("deliver_after ends after the year 9999")
     return Statement(
-        "INSERT INTO postdate_outbox (topic, payload, key, properties, schedule_key, ttl, deliver_at)"
-        " VALUES (%s, %s, %s, %s::jsonb, %s, %s, coalesce(%s::timestamptz, now() + %s::interval))",
-        (topic, payload, key, json.dumps(properties or {}), schedule_key, ttl, deliver_at, deliver_after),
+        "INSERT INTO postdate_outbox (topic, payload, key, properties, schedule_key, traceparent, ttl, deliver_at)"
+        " VALUES (%s, %s, %s, %s::jsonb, %s, %s, %s, coalesce(%s::timestamptz, now() + %s::interval))",
+        (
+            topic,
+            payload,
+            key,
+            json.dumps(properties or {}),
+            schedule_key,
+            _trace.current_traceparent(),
+            ttl,
+            deliver_at,
+            deliver_after,
+        ),
     )
 
 
@@ -155,7 +169,7 @@ _BATCH = 1_000
 _HELD_TOPICS_MAX = 1_000
 # Times as numbers: PostgreSQL has some that Python has not, and one such row must not stop the others.
 _COLUMNS = (
-    "o.id, o.topic, o.payload, o.key, o.properties, o.schedule_key, o.sequence_id,"
+    "o.id, o.topic, o.payload, o.key, o.properties, o.schedule_key, o.traceparent, o.sequence_id,"
     " extract(epoch FROM o.deliver_at)::float8 AS deliver_at_s, extract(epoch FROM o.ttl)::float8 AS ttl_s"
 )
 _NUMBERED = f"""
@@ -192,6 +206,7 @@ class _OutboxRow:
     key: str
     properties: dict[str, str]
     schedule_key: str
+    traceparent: str
     sequence_id: int
     deliver_at_s: float | None
     ttl_s: float | None
@@ -213,6 +228,7 @@ class _OutboxRow:
             deliver_at=deliver_at,
             schedule_key=self.schedule_key,
             ttl=ttl,
+            traceparent=self.traceparent,
             sequence_id=self.sequence_id,
         )
 

@@ -55,8 +55,11 @@ def relay(settings: Settings, database: str) -> None:
     )  # that it works, and that it waits for another
     try:
         counts = run(_relay(settings, database))
-    except psycopg.errors.UndefinedTable as error:
-        why = f"the database has no outbox ({error.diag.message_primary}): postdate outbox schema | psql"
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+        lacks = error.diag.message_primary
+        why = (
+            f"the database has no outbox, or one of an older version ({lacks}): postdate outbox schema | psql"
+        )
         raise CommandFailed(why) from None
     except psycopg.Error as error:
         raise CommandFailed(f"the database: {error}") from None
