@@ -88,6 +88,24 @@ def sync_us(folder: Path, count: int) -> list[float]:
     return took
 
 
+def append_bytes_per_second(folder: Path, block_bytes: int, seconds: float) -> float:
+    """Bytes a second that appends of so many bytes write, each followed by `fdatasync`."""
+    path = folder / "append-probe"
+    block = os.urandom(block_bytes)
+    count = 0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    try:
+        begin = time.perf_counter()
+        while (took := time.perf_counter() - begin) < seconds:
+            os.write(file, block)
+            os.fdatasync(file)
+            count += 1
+    finally:
+        os.close(file)
+        path.unlink()
+    return count * block_bytes / took
+
+
 def python_mops() -> float:
     """Million turns a second of a plain Python loop on one core: best of five, a reference for other machines."""
     turns = 1_000_000

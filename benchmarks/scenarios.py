@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
@@ -25,35 +25,35 @@ CONSTANT_DELAY = {"after_ms": [HOUR_MS, HOUR_MS]}
 
 
 def produce_100b(setup: Setup) -> Figures:
-    return _produce(setup, batch=1000, payload_bytes=100, window=32)
+    return _produce(setup, _Load(1000, 100, in_flight=32))
 
 
 def produce_1kb(setup: Setup) -> Figures:
-    return _produce(setup, batch=1000, payload_bytes=1024, window=8)
+    return _produce(setup, _Load(1000, 1024, in_flight=8))
 
 
 def produce_by_100(setup: Setup) -> Figures:
-    return _produce(setup, batch=100, payload_bytes=100, window=128)
+    return _produce(setup, _Load(100, 100, in_flight=128))
 
 
 def sdk_send_many(setup: Setup) -> Figures:
-    return _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=8, each=False)
+    return _produce(setup, _Load(1000, 100, in_flight=8), "sdk_send_many", tasks=8, each=False)
 
 
 def sdk_send_burst(setup: Setup) -> Figures:
     """One list after the other, none in flight beside it; also each message's share of the client's CPU time."""
-    figures = _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=1, each=False)
+    figures = _produce(setup, _Load(1000, 100, in_flight=1), "sdk_send_many", tasks=1, each=False)
     if "use" in figures:
         figures["client_ns"] = figures["use"]["client"] / figures["rate"] * 1e9
     return figures
 
 
 def sdk_send_many_each(setup: Setup) -> Figures:
-    return _produce(setup, "sdk_send_many", batch=1000, payload_bytes=100, tasks=8, each=True)
+    return _produce(setup, _Load(1000, 100, in_flight=8), "sdk_send_many", tasks=8, each=True)
 
 
 def sdk_send_linger(setup: Setup) -> Figures:
-    return _produce(setup, "sdk_send", payload_bytes=100, tasks=256)
+    return _produce(setup, _Load(256, 100, in_flight=1), "sdk_send", tasks=256)
 
 
 def single(setup: Setup) -> Figures:
@@ -206,10 +206,20 @@ def echo_server(setup: Setup) -> Iterator[str]:
         server.wait()
 
 
-def _produce(setup: Setup, work: str = "produce", **task: Any) -> Figures:
+class _Load(NamedTuple):
+    """Requests of a produce row."""
+
+    batch: int
+    payload_bytes: int
+    in_flight: int  # requests
+
+
+def _produce(setup: Setup, load: _Load, work: str = "produce", **task: Any) -> Figures:
+    task |= {"batch": load.batch, "payload_bytes": load.payload_bytes}
     with Broker(setup, work) as broker:
+        bare = _bare(setup, broker, load)
         if work == "produce":
-            task |= {"subscriptions": 1, "delay": RANDOM_DELAY}
+            task |= {"subscriptions": 1, "delay": RANDOM_DELAY, "window": load.in_flight}
         seconds = setup.seconds(6.0)
         client = Client(setup, broker, work, warm_seconds=setup.seconds(2.0), seconds=seconds, **task)
         scrapes: list[dict[str, float]] = []
@@ -219,7 +229,35 @@ def _produce(setup: Setup, work: str = "produce", **task: Any) -> Figures:
 
         result = client.run(on_phase={"measuring": scrape, "measured": scrape})
     result.pop("ledgers", None)
-    return {**result, **_lag(*scrapes), **use(client)}
+    share = result["rate"] / min(bare.values())
+    return {**result, **bare, "share": share, **_lag(*scrapes), **use(client)}
+
+
+def _bare(setup: Setup, broker: Broker, load: _Load) -> dict[str, float]:
+    """Messages a second of such a row that gRPC takes in and that the disk writes, while the broker is idle.
+
+    The disk writes all that is in flight at once, as one group of the journal holds at most.
+    """
+    seconds = setup.seconds(2.0)
+    with echo_server(setup) as echo_address:
+        task = {**load._asdict(), "window": load.in_flight, "delay": RANDOM_DELAY}
+        client = Client(
+            setup,
+            broker,
+            "take_in",
+            echo_address=echo_address,
+            warm_seconds=seconds / 4,
+            seconds=seconds,
+            **task,
+        )
+        taken = client.run()
+    with machine.pinned(setup.broker_core):
+        block_bytes = taken["request_bytes"] * load.in_flight
+        written = machine.append_bytes_per_second(setup.folder, block_bytes, seconds)
+    return {
+        "grpc_rate": taken["rate"],
+        "disk_rate": written / taken["request_bytes"] * load.batch,
+    }
 
 
 def _deliver(setup: Setup, work: str, count: int, *, subscriptions: int) -> Figures:

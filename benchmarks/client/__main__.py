@@ -32,6 +32,7 @@ Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 WORKS: dict[str, Work] = {
     "produce": produce.produce,
+    "take_in": produce.take_in,
     "single": single.single,
     "lone": lone.lone,
     "round_trip": single.round_trip,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import echo
 from benchmarks.client import raw
 from benchmarks.client.control import check, percentiles, phase
 
@@ -91,6 +93,36 @@ async def produce(task: dict[str, Any]) -> dict[str, Any]:
         "answer_p99_ms": answered["p99"],
         "ledgers": pipeline.ledgers.counts,
     }
+
+
+async def take_in(task: dict[str, Any]) -> dict[str, Any]:
+    """The same requests to a server that does nothing: messages a second that gRPC itself takes in."""
+    requests = raw.requests(_DISTINCT, task["batch"], task["payload_bytes"], task["delay"])
+    async with raw.connect(task["echo_address"]) as channel:
+        call = channel.stream_stream(f"/{echo.SERVICE}/{echo.TAKE}")(wait_for_ready=True)
+        slots, answered = asyncio.Semaphore(task["window"]), 0
+
+        async def write() -> None:
+            for request in itertools.cycle(requests):
+                await slots.acquire()
+                await call.write(request)
+
+        async def read() -> None:
+            nonlocal answered
+            while await call.read() == echo.TAKEN:
+                answered += 1
+                slots.release()
+
+        tasks = [asyncio.create_task(write()), asyncio.create_task(read())]
+        await asyncio.sleep(task["warm_seconds"])
+        begin, before = time.perf_counter(), answered
+        await asyncio.sleep(task["seconds"])
+        rate = (answered - before) * task["batch"] / (time.perf_counter() - begin)
+        check(not any(each.done() for each in tasks), "the stream to the server that does nothing ended")
+        for each in tasks:
+            each.cancel()
+        call.cancel()
+    return {"rate": rate, "request_bytes": len(requests[0])}
 
 
 async def _measure(pipeline: Pipeline, warm_seconds: float, seconds: float) -> float:

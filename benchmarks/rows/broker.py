@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from benchmarks.rows.row import Row
 
+
+def _share(scenario: str, target: float | None = None) -> Row:
+    what = "the same, of what bare gRPC takes in or bare appends with a sync write, the smaller of both"
+    return Row(f"{scenario}-share", scenario, "share", "x", what, target)
+
+
 # fmt: off   (a table)
 ROWS = (
     Row(
@@ -12,12 +18,17 @@ ROWS = (
         "rate",
         "msg/s",
         "ProduceStream, batches of 1,000 of 100 B, random delays",
-        700_000,
+        1_200_000,
     ),
-    Row("produce-1kb", "produce-1kb", "rate", "msg/s", "the same, 1 KB", 200_000),
+    _share("produce-100b", 0.5),
+    Row("produce-1kb", "produce-1kb", "rate", "msg/s", "the same, 1 KB", 300_000),
+    _share("produce-1kb", 0.5),
     Row("produce-by-100", "produce-by-100", "rate", "msg/s", "the same, batches of 100 of 100 B", 250_000),
+    _share("produce-by-100", 0.5),
     Row("sdk-send-many", "sdk-send-many", "rate", "msg/s", "SDK, send_many of 1,000 of 100 B", 300_000),
+    _share("sdk-send-many"),
     Row("sdk-send-burst", "sdk-send-burst", "rate", "msg/s", "the same, one list in flight", 248_000),
+    _share("sdk-send-burst"),
     Row(
         "sdk-send-burst-client",
         "sdk-send-burst",
@@ -35,6 +46,7 @@ ROWS = (
         "SDK, send with linger, 256 tasks, 100 B",
         60_000,
     ),
+    _share("sdk-send-linger"),
     Row(
         "single-ratio",
         "single",
@@ -89,6 +101,7 @@ ROWS = (
         "msg/s",
         "SDK, send_many of 1,000 with a delay for each message",
     ),
+    _share("sdk-send-many-each"),
     Row("single-unary", "single", "unary_us", "us", "one message awaited, unary, p50", None, "less"),
     Row("single-stream", "single", "stream_us", "us", "one message awaited, on a stream, p50", None, "less"),
     Row(
