@@ -56,6 +56,21 @@ class Shortage(NamedTuple):
     wait_ns: int
 
 
+class LimitUse(NamedTuple):
+    """Use of one bound of a limit."""
+
+    limit: str
+    key: str
+    """Its key in the access file."""
+    allowed: int
+    used: int | None
+    """None for rates, and before the first sum."""
+    is_of_each: bool
+    """True if each principal that matches has it for itself."""
+    refusals: int
+    """Requests that the limit has refused, by whichever of its bounds."""
+
+
 class Used:
     """Use of the rates of one limit: by one principal, or by all together."""
 
@@ -267,6 +282,32 @@ class Limiter:
                 total = self._totals[limit.name]
                 total.take(messages, bytes_)
                 total.arrive(messages, bytes_)
+
+    def uses(self, topic: str) -> list[LimitUse]:
+        """Return the bounds of all limits that hold for a topic, in the order of the file."""
+        return [
+            LimitUse(
+                limit.name,
+                key,
+                allowed,
+                used,
+                limit.principals is not None,
+                self._counters.limit_refusals.get(limit.name, 0),
+            )
+            for limit in self._limits.of_topic(topic)
+            for key, allowed, used in self._bounds(limit)
+        ]
+
+    def _bounds(self, limit: Limit) -> Iterator[tuple[str, int, int | None]]:
+        for key, rate in (
+            ("messages_per_second", limit.messages_per_second),
+            ("bytes_per_second", limit.bytes_per_second),
+        ):
+            if rate:
+                yield key, rate, None
+        if limit.has_totals:
+            for key, tally, allowed in self._totals[limit.name].bounded_by(limit):
+                yield key, allowed, tally.used
 
     @contextmanager
     def creating(self, principal: str, topic: str, is_there: Callable[[], bool]) -> Iterator[None]:

@@ -7,7 +7,7 @@ errors and the audit trail are those of any other call. It takes no connection, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from broker.rpc.access_rules import RULES, Ask, Rule
 from broker.rpc.audit_trail import NOT_CHANGES
 from broker.rpc.caller import Caller
 from broker.rpc.calls import Handler
+from broker.rpc.limiter import LimitUse
 from broker.rpc.local_context import Behavior, LocalContext, behind
 from broker.rpc.port import GrpcPort
 from broker.rpc.status import DETAILS_KEY, Context
@@ -102,6 +103,10 @@ class PageCalls:
     def sees_all(self, principal: str) -> bool:
         """Return whether somebody may see what is about the whole broker: who manages all topics."""
         return self.allows(principal, "ListBackups")
+
+    def limits_of(self, topic: str) -> Sequence[LimitUse]:
+        """Return the limits of the access file that hold for a topic."""
+        return [] if self._port.access is None else self._port.access.limiter.uses(topic)
 
     async def call(
         self, name: str, fields: Mapping[str, Any], authorization: str, address: str

@@ -88,6 +88,27 @@ class PortAnswer(Protocol):
         """The fields of the answer, or what a refusal says."""
 
 
+class LimitRow(Protocol):
+    """One bound of a limit of the access file, as a page shows it."""
+
+    @property
+    def limit(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def allowed(self) -> int: ...
+    @property
+    def used(self) -> int | None:
+        """Count against it now; None for rates, and where it is not known."""
+
+    @property
+    def is_of_each(self) -> bool:
+        """True if each principal has it for itself."""
+
+    @property
+    def refusals(self) -> int: ...
+
+
 class PagePort(Protocol):
     """The gRPC port of this process, as pages use it. Calls have the names that they have over gRPC."""
 
@@ -106,6 +127,9 @@ class PagePort(Protocol):
 
     def sees_all(self, principal: str) -> bool:
         """Return whether somebody may see what is about the whole broker."""
+
+    def limits_of(self, topic: str) -> Sequence[LimitRow]:
+        """Return the limits that hold for a topic."""
 
     async def call(
         self, name: str, fields: Mapping[str, Any], authorization: str, address: str

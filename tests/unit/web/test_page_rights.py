@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections import deque
@@ -67,9 +68,9 @@ class Company:
     pages: Pages
 
     @classmethod
-    async def found(cls, make_pages: MakePages, tmp_path: Path) -> Company:
+    async def found(cls, make_pages: MakePages, tmp_path: Path, access: str = GRANTS) -> Company:
         tokens = {name: f"token of {name}" for name in PRINCIPALS}
-        pages = await make_pages(**access_files(tmp_path, GRANTS, **tokens))
+        pages = await make_pages(**access_files(tmp_path, access, **tokens))
         names = {"orders": ("billing", "mail"), "payroll": ("salaries", "boni")}
         for topic_name, subscriptions in names.items():
             topic = await pages.broker.registry.topic_or_create(topic_name)
@@ -266,3 +267,56 @@ async def test_who_may_see_no_subscription_is_not_told_that_there_is_none(
         text = await company.pages.get("/topics/orders")
         assert told in text and "No subscription yet" not in text
         assert looked in await company.pages.get("/")
+
+
+LIMITS = """
+[[limit]]
+name = "each"
+principals = ["token:*"]
+bytes_per_second = "10KiB"
+
+[[limit]]
+name = "team"
+topics = ["orders*"]
+pending_messages = 3
+topics_max = 50
+
+[[limit]]
+name = "raise-of-eve"
+topics = ["payroll"]
+messages_per_second = 1
+"""
+
+
+async def test_a_topic_shows_its_limits_and_what_is_used_to_who_produces_or_manages(
+    make_pages: MakePages, tmp_path: Path
+) -> None:
+    company = await Company.found(make_pages, tmp_path, GRANTS + LIMITS)
+    pages = company.pages
+    access = pages.calls._port.access
+    assert access is not None
+    limits = asyncio.ensure_future(access.limiter.run(pages.broker.registry))
+    try:
+        while not pages.broker.counters.limit_totals:
+            await asyncio.sleep(0)
+        for name, sees in (("producer", True), ("operator", True), ("consumer", False), ("scheduler", False)):
+            await company.log_in(name)
+            text = await pages.get("/topics/orders")
+            assert ("<h2>Limits</h2>" in text) is sees, name
+            assert "raise-of-eve" not in text
+        await company.log_in("producer")
+        place = "/topics/orders/produce"
+        await pages.post(place, payload="hello", how="text", when="now")
+        refused = html.unescape(await pages.post(place, status=429, payload="hello", how="text", when="now"))
+        assert (
+            "Limit 'team' allows its topics 3 pending messages: there are 3, and this batch has 1" in refused
+        )
+        text = (await pages.get("/topics/orders")).split("<h2>Limits</h2>")[1].split("</section>")[0]
+    finally:
+        limits.cancel()
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in text.split("</tr>")[1:-1]]
+    assert [" ".join(row) for row in rows] == [
+        "each bytes per second, of each principal 10.0 KiB – 0",
+        "team pending messages 3 3 full 1",
+        "team topics max 50 1 1",
+    ]

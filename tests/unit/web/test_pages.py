@@ -476,8 +476,13 @@ async def test_a_long_change_goes_on_by_itself_and_can_be_stopped(make_pages, mo
     assert text.index(">Send now</a>") < text.index(">Cancel</a>") and ">cancelled</span>" in text
     assert "BULK_CHANGE" not in text
     assert text.count("<td>all</td>") == 2
-    search = "topic=orders&prefix=order/1&from=2033-05-18T00:00:00&until=2033-05-20T00:00:00"
-    await pages.post("/scheduled/change", **dict(each.split("=") for each in search.split("&")), action="now")
+    form: Any = {
+        "topic": "orders",
+        "prefix": "order/1",
+        "from": "2033-05-18T00:00:00",
+        "until": "2033-05-20T00:00:00",
+    }
+    await pages.post("/scheduled/change", **form, action="now")
     row = (await pages.get("/topics/orders")).split("bulk-changes/3")[1].split("</tr>")[0]
     assert "<code>order/1</code>…" in row and "2033-05-18" in row and "2033-05-20" in row
     assert "has no bulk change 9" in html.unescape(await pages.get(f"{place[:-1]}9", status=404))

@@ -82,6 +82,7 @@ class RoutedCalls:
         self._away = away
         self.has_rules, self.identify = shards[0].has_rules, shards[0].identify
         self.allows, self.check, self.sees_all = shards[0].allows, shards[0].check, shards[0].sees_all
+        self.limits_of = shards[0].limits_of
 
     async def call(
         self, name: str, fields: Mapping[str, Any], authorization: str, address: str
