@@ -320,7 +320,7 @@ class BulkChanges:
             end=standing.end.name.lower(),
             matched=standing.progress.matched,
             done=standing.progress.done,
-            failure=standing.failure,
+            **({"failure": standing.failure} if standing.failure else {}),
         )
 
 

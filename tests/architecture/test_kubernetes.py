@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from broker.config import SETTINGS, BrokerConfig
+from broker.observe.span_settings import wants_spans
 from broker.shards.supervisor import process_stop_seconds
 from tests.chart import CHART, KUBERNETES, component, rendered, run_helm
 
@@ -35,7 +36,14 @@ def test_chart_has_the_version_of_the_package():
 
 @pytest.mark.parametrize(
     "value",
-    ["setings.shards=4", "cluster.nodes=1", "cluster.store=bucket", "settings.Shards=4", "jobs.enabled=7"],
+    [
+        "setings.shards=4",
+        "cluster.nodes=1",
+        "cluster.store=bucket",
+        "settings.Shards=4",
+        "jobs.enabled=7",
+        "spans.endpoint=collector:4318",
+    ],
 )
 def test_wrong_values_are_refused_by_name(value: str):
     done = run_helm("template", "postdate", str(CHART), "--set", value)
@@ -54,6 +62,26 @@ def test_settings_become_variables_as_they_were_written(tmp_path):
     assert data["POSTDATE_MAX_PENDING_MESSAGES"] == "1000000000"
     assert (data["POSTDATE_MAX_DELIVERY_RATE"], data["POSTDATE_SHARDS"]) == ("0.5", "4")
     assert data["POSTDATE_LOG_FORMAT"] == "json"
+
+
+def test_spans_have_their_variables_and_a_way_out(tmp_path):
+    values = tmp_path / "values.yaml"
+    endpoint = "http://otel-collector.observability:4000"
+    values.write_text(
+        f"spans: {{endpoint: '{endpoint}', port: 4000, variables: {{OTEL_TRACES_SAMPLER: always_off}}}}"
+    )
+    done = run_helm("template", "postdate", str(CHART), "--values", str(values))
+    objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER": "always_off"}
+    assert variables.items() <= objects["ConfigMap"]["data"].items()
+    assert wants_spans(objects["ConfigMap"]["data"])
+    (rule,) = objects["NetworkPolicy"]["spec"]["egress"]
+    assert [each["port"] for each in rule["ports"]] == [53, 53, 4000]
+    cluster = rendered("cluster.store=s3://b/p", f"spans.endpoint={endpoint}")
+    among_nodes, others = cluster.the("NetworkPolicy")["spec"]["egress"]
+    assert [each["port"] for each in among_nodes["ports"]] == ["grpc"]
+    assert [each["port"] for each in others["ports"]] == [53, 53, 443, 4318]
+    assert not any(name.startswith("OTEL_") for name in the("ConfigMap")["data"])
 
 
 def test_a_changed_setting_restarts_the_broker():

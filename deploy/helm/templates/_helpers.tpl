@@ -29,6 +29,12 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $value = int64 $value }}{{ end }}
 POSTDATE_{{ upper $name }}: {{ $value | toString | quote }}
 {{- end }}
+{{- if .Values.spans.endpoint }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ .Values.spans.endpoint | quote }}
+{{- range $name, $value := .Values.spans.variables }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
 {{- if .Values.cluster.store }}
 POSTDATE_CLUSTER_STORE: {{ .Values.cluster.store | quote }}
 {{- $nodes := list }}
