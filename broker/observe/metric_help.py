@@ -150,7 +150,7 @@ HELP: dict[str, str] = {
         "Spans made, by result: sent, failed (the receiver was away or refused them), dropped (the queue was "
         "full). All 0 without OpenTelemetry."
     ),
-    "limit_refusals": "Requests refused by a limit of the access file, by limit.",
+    "limit_refusals": "Requests refused by a limit of the access file, by limit and key.",
     "limit_used": (
         "Pending messages or bytes, or topics, that count against a limit of the access file, by limit and key. "
         "Absent where no limit bounds them; updated every second."

@@ -130,8 +130,8 @@ class BrokerCounters:
     compactions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMPACTION_RESULTS, 0))
     auth_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUTH_FAILURES, 0))
     security_reloads: dict[tuple[str, str], int] = field(default_factory=dict)
-    limit_refusals: dict[str, int] = field(default_factory=dict)
-    """By the names of the limits in force."""
+    limit_refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By the names of the limits in force, and key in the file."""
     limit_totals: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """Use of the totals that limits bound, and the most allowed; by name of the limit and key in the file."""
     tls_expires_at_seconds: int = 0
@@ -449,7 +449,7 @@ class BrokerCollector(Collector):
         yield _labelled("compactions", ("result",), _single(counters.compactions.items()))
         yield _labelled("auth_failures", ("reason",), _single(counters.auth_failures.items()))
         yield _labelled("spans", ("result",), _single(counts_of_spans()))
-        yield _labelled("limit_refusals", ("limit",), _single(sorted(counters.limit_refusals.items())))
+        yield _labelled("limit_refusals", ("limit", "key"), sorted(counters.limit_refusals.items()))
         yield from _limit_totals(sorted(counters.limit_totals.items()))
         yield _labelled("security_reloads", ("what", "result"), sorted(counters.security_reloads.items()))
         for name, value in (

@@ -68,7 +68,6 @@ class LimitUse(NamedTuple):
     is_of_each: bool
     """True if each principal that matches has it for itself."""
     refusals: int
-    """Requests that the limit has refused, by whichever of its bounds."""
 
 
 class Used:
@@ -237,7 +236,11 @@ class Limiter:
             if each.has_totals
         }
         refusals = self._counters.limit_refusals
-        self._counters.limit_refusals = {each.name: refusals.get(each.name, 0) for each in limits.every}
+        self._counters.limit_refusals = {
+            (each.name, key): refusals.get((each.name, key), 0)
+            for each in limits.every
+            for key, *_ in self._bounds(each)
+        }
         self._logged_ns = {name: ns for name, ns in self._logged_ns.items() if name in same}
         self._limits = limits
         self._show_totals()
@@ -292,7 +295,7 @@ class Limiter:
                 allowed,
                 used,
                 limit.principals is not None,
-                self._counters.limit_refusals.get(limit.name, 0),
+                self._counters.limit_refusals[limit.name, key],
             )
             for limit in self._limits.of_topic(topic)
             for key, allowed, used in self._bounds(limit)
@@ -379,7 +382,7 @@ class Limiter:
         return used
 
     def _note(self, limit: Limit, principal: str, topic: str, error: LimitReached) -> None:
-        self._counters.limit_refusals[limit.name] += 1
+        self._counters.limit_refusals[limit.name, str(error.facts["exceeded"])] += 1
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._logged_ns.get(limit.name, -_LOGGED_NS) >= _LOGGED_NS:
             self._logged_ns[limit.name] = now_ns

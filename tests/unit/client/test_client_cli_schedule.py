@@ -168,7 +168,11 @@ async def test_bulk_changes_are_listed_with_what_they_match_on_the_local_clock(
         "RUNNING 55 %",
     ):
         assert part in " ".join(table.replace("│", " ").split()), part
-    moved, cancelled = (await postdate("schedule", "bulk-changes", "t", "-o", "json")).json
+    await postdate("schedule", "send-now", "t", "--all", "--yes", "--no-wait")
+    sent = broker.topics["t"].bulk_changes[2]
+    sent.deliver_at_ms = sent.begin_time_ms
+    now, moved, cancelled = (await postdate("schedule", "bulk-changes", "t", "-o", "json")).json
+    assert now["change"] == "send now"
     assert moved["change"] == "move to 2100-01-05T00:00:00+00:00"
     assert (cancelled["key_prefix"], cancelled["from"]) == ("order-3", "2100-01-01T00:30:00+00:00")
 

@@ -177,7 +177,9 @@ def test_a_batch_that_one_limit_refuses_counts_against_none_and_the_longest_wait
     refusal = world.refusal(50)
     assert refusal is not None
     assert (refusal.facts["limit"], refusal.retry_after_ms) == ("slow", 1_000)
-    assert world.counters.limit_refusals == {"fast": 0, "slow": 1, "middle": 0}
+    assert world.counters.limit_refusals == {
+        (name, "messages_per_second"): count for name, count in (("fast", 0), ("slow", 1), ("middle", 0))
+    }
     world.clock.ns += SECOND_NS
     assert world.refusal(50) is None
     assert world.refusal(99) is None
@@ -204,7 +206,7 @@ def test_a_refusal_is_counted_always_and_logged_once_a_minute(caplog: pytest.Log
     world.take(1)
     for _ in range(3):
         assert world.refusal(1)
-    assert world.counters.limit_refusals == {"x": 3}
+    assert world.counters.limit_refusals == {("x", "messages_per_second"): 3}
     assert len(caplog.records) == 1
     assert caplog.records[0].__dict__["fields"]["limit"] == "x"
     world.clock.ns += 60 * SECOND_NS
@@ -224,6 +226,9 @@ def test_another_rate_holds_at_once_and_what_was_used_stays_used() -> None:
     world.limiter.adopt(parse_limits(rate(100)))
     refusal = world.refusal(1)
     assert refusal is not None and refusal.retry_after_ms == 10
+    world.limiter.adopt(parse_limits(rate(100) + "bytes_per_second = 1\n"))
+    refusals = {("x", "messages_per_second"): 2, ("x", "bytes_per_second"): 0}
+    assert world.counters.limit_refusals == refusals  # the ones above stay counted
     world.limiter.adopt(parse_limits(""))
     assert world.take(1_000) is None
     assert world.counters.limit_refusals == {}

@@ -318,5 +318,5 @@ async def test_a_topic_shows_its_limits_and_what_is_used_to_who_produces_or_mana
     assert [" ".join(row) for row in rows] == [
         "each bytes per second, of each principal 10.0 KiB – 0",
         "team pending messages 3 3 full 1",
-        "team topics 50 1 1",
+        "team topics 50 1 0",
     ]

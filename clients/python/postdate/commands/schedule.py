@@ -438,7 +438,9 @@ def _emit_bulk(settings: Settings, change: postdate.BulkChange) -> None:
 
 def _action(change: postdate.BulkChange, show_time: Callable[[datetime], str] = datetime.isoformat) -> str:
     """Return what a bulk change does, in a few words."""
-    if change.deliver_at is not None:
+    if change.deliver_at == change.begin_time:
+        text = "send now"
+    elif change.deliver_at is not None:
         text = f"move to {show_time(change.deliver_at)}"
     elif change.shift is not None:
         text = f"move by {'-' if change.shift < timedelta(0) else ''}{show_duration(abs(change.shift))}"
