@@ -39,6 +39,19 @@ MUTANTS = {
         "    message = kind.FromString(bytes(body))\n",
         "tests/unit/storage/test_records.py::test_a_field_that_a_newer_version_decided_by_is_not_passed_over",
     ),
+    "payloads are read from a column in which empty ones are missing": Mutant(
+        "clients/python/postdate/_deliveries.py",
+        "                self._payloads = payloads if len(payloads) == len(self.ledger_ids) else None\n",
+        "                self._payloads = payloads\n",
+        "tests/unit/client/test_client_deliveries.py::test_what_all_have_is_read_from_columns_alone",
+    ),
+    "what was made for its lease is made again": Mutant(
+        "clients/python/postdate/_held.py",
+        "        messages = self.take(len(self))\n        self.replace(messages)\n        return messages\n",
+        "        return self.take(len(self))\n",
+        "tests/unit/client/test_client_deliveries.py"
+        "::test_messages_that_were_made_wait_on_before_what_comes_later",
+    ),
     "numbers of the caller that do not rise are made to": Mutant(
         "clients/python/postdate/_encode.py",
         "    if first < 0x80 or not all(map(eq, sequence_ids, range(first, first + len(sequence_ids)))):",

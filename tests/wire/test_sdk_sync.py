@@ -405,7 +405,7 @@ INTERNAL = {
     "submit",
     "take_ready",
 }
-FOR_HOLDERS = {"delivery", "held_until", "holder", "is_settled"}
+FOR_HOLDERS = {"deliveries", "held_until", "holder", "is_settled", "place"}
 
 
 @pytest.mark.parametrize(

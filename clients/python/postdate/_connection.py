@@ -10,13 +10,14 @@ from weakref import WeakSet
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message as Proto
 
+from postdate._deliveries import read_response
 from postdate._status import error_from_rpc
 from postdate.credentials import Credentials
 from postdate.errors import Disconnected, PostdateError, Unavailable
 from postdate_api.v1 import (
     admin_pb2_grpc,
+    consumer_pb2,
     consumer_pb2_grpc,
     producer_pb2,
     producer_pb2_grpc,
@@ -30,6 +31,7 @@ CONNECT_S = 5.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 _PRODUCE_STREAM = f"/{producer_pb2.DESCRIPTOR.services_by_name['ProducerService'].full_name}/ProduceStream"
+_SUBSCRIBE = f"/{consumer_pb2.DESCRIPTOR.services_by_name['ConsumerService'].full_name}/Subscribe"
 _EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
 
 _CHANNEL_OPTIONS = (
@@ -49,8 +51,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-RequestT = TypeVar("RequestT", bound=Proto | bytes)
-ResponseT = TypeVar("ResponseT", bound=Proto)
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 
 class Stream(Generic[RequestT, ResponseT]):
@@ -142,6 +144,12 @@ class Connection:
             response_deserializer=producer_pb2.ProduceResponse.FromString,
         )
         self.consumer: Any = _stub(consumer_pb2_grpc.ConsumerServiceStub, self.channel)
+        # What is delivered is read into columns.
+        self.consumer.Subscribe = self.channel.stream_stream(
+            _SUBSCRIBE,
+            request_serializer=consumer_pb2.SubscribeRequest.SerializeToString,
+            response_deserializer=read_response,
+        )
         self.admin: Any = _stub(admin_pb2_grpc.AdminServiceStub, self.channel)
         self.schedule: Any = _stub(schedule_pb2_grpc.ScheduleServiceStub, self.channel)
 

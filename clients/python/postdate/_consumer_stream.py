@@ -17,6 +17,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import cast
 
+from postdate._deliveries import Deliveries
 from postdate._held import Held
 from postdate._link import Link
 from postdate._permits import Permits
@@ -244,8 +245,8 @@ class ConsumerStream:
         if settlements.refusal is not None:  # looked at here first: a call costs more
             settlements.check()
         message.is_settled = True
-        message_id = message.delivery.id
-        settlements.add_ack(message_id.ledger_id, message_id.entry_id)
+        deliveries, place = message.deliveries, message.place
+        settlements.add_ack(deliveries.ledger_ids[place], deliveries.entry_ids[place])
 
     def keep(self, message: Message) -> None:
         self.held.keep(message)
@@ -296,9 +297,9 @@ class ConsumerStream:
         if connection == self.connection and self.settlements.is_connected and self.permits.release():
             self.wake()
 
-    def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
+    def arrived(self, deliveries: Deliveries) -> None:
         if self.is_stopped:  # they were on their way
-            self.hand_back(Message(delivery, self) for delivery in deliveries)
+            self.hand_back(Message(deliveries, place, self) for place in range(len(deliveries)))
             return
         self.held.arrived(deliveries, self)
         self.changed.set()

@@ -26,21 +26,70 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import islice, repeat
+from operator import length_hint
 
+from postdate._deliveries import Deliveries
 from postdate.message import Holder, Message
 from postdate.model import MessageId
-from postdate_api.v1 import consumer_pb2
 
 RENEWALS = 3  # a lease, so that one may be late
+
+
+class Ready:
+    """Messages that wait to be taken, in the order in which they came; each is made as it is taken.
+
+    So a consumer that keeps none of them has one at a time, where Python's collector would go through thousands.
+    """
+
+    def __init__(self) -> None:
+        self.current: Iterator[Message] = iter(())
+        """The first of them; who takes one after the other asks it at once, as a call costs more."""
+        self._left: Iterator[object] = iter(())  # knows how many of them are left
+        self._later: deque[tuple[Iterator[Message], Iterator[object]]] = deque()
+
+    def __len__(self) -> int:
+        return length_hint(self._left) + sum(length_hint(left) for _, left in self._later)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.made())
+
+    def add(self, deliveries: Deliveries, holder: Holder, held_until: float) -> None:
+        places = iter(range(len(deliveries)))
+        made = map(Message, repeat(deliveries), places, repeat(holder), repeat(held_until))
+        self._later.append((made, places))
+
+    def take(self, most: int) -> list[Message]:
+        """Take what is there, up to so many."""
+        taken = list(islice(self.current, most))
+        while len(taken) < most and self._later:
+            self.current, self._left = self._later.popleft()
+            taken += islice(self.current, most - len(taken))
+        return taken
+
+    def made(self) -> list[Message]:
+        """Make all of them, for what is to be done to each."""
+        messages = self.take(len(self))
+        self.replace(messages)
+        return messages
+
+    def replace(self, messages: list[Message]) -> None:
+        """Have these wait in place of all others."""
+        self._later.clear()
+        self.current = left = iter(messages)
+        self._left = left
+
+    def clear(self) -> None:
+        self.replace([])
 
 
 class Held:
     """The messages of one consumer that the application has not settled."""
 
     def __init__(self, extend: Callable[[Sequence[MessageId]], None], clock: Callable[[], float]) -> None:
-        self.ready: deque[Message] = deque()
+        self.ready: Ready = Ready()
         self.sound_until: float = math.inf
         self.clock = clock  # monotonic, in seconds
         self._extend = extend  # is answered by `extended`
@@ -61,21 +110,20 @@ class Held:
             self._timer.cancel()
             self._timer = None
 
-    def arrived(self, deliveries: Sequence[consumer_pb2.Delivery], holder: Holder) -> None:
+    def arrived(self, deliveries: Deliveries, holder: Holder) -> None:
         until = self.clock() + self._lease_s
         self.sound_until = min(self.sound_until, until) if self.ready else until
-        self.ready.extend([Message(delivery, holder, until) for delivery in deliveries])
+        self.ready.add(deliveries, holder, until)
         self._arm()
 
     def drop_lost(self) -> int:
         """Forget what waits in `ready` without a lease (HELD-2); returns how many."""
         now = self.clock()
-        count = len(self.ready)
-        sound = [message for message in self.ready if message.held_until > now]
-        self.ready.clear()
-        self.ready.extend(sound)
+        messages = self.ready.made()
+        sound = [message for message in messages if message.held_until > now]
+        self.ready.replace(sound)
         self._look()
-        return count - len(sound)
+        return len(messages) - len(sound)
 
     def keep(self, message: Message) -> None:
         """The application began to work on it; its lease is kept until `let_go`."""

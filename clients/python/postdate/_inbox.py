@@ -72,17 +72,12 @@ class Inbox:
             # A consumer that never waits must not keep the link from sending and receiving.
             self.yield_due = False
             await asyncio.sleep(0)
-        held = self._held
-        if not held.ready or held.clock() >= held.sound_until:  # looked at here first: a call costs more
-            self.begin(PERMITS)
-            while not self._has_ready():
-                stream = self._stream
-                if stream.is_stopped:
-                    raise StopAsyncIteration
-                if stream.error is not None:
-                    raise stream.error
-                await stream.wait_change()
-        message, permits = self._ready.popleft(), self._permits
+        held, message = self._held, None
+        if held.clock() < held.sound_until:  # looked at here first: a call costs more
+            message = next(self._ready.current, None)
+        if message is None:
+            message = await self._first()
+        permits = self._permits
         permits.taken += 1
         if permits.left is not None:
             self._spend(1)
@@ -91,14 +86,26 @@ class Inbox:
             self.yield_due = True
         return message
 
+    async def _first(self) -> Message:
+        """Take one, once there is one."""
+        self.begin(PERMITS)
+        while not self._has_ready():
+            stream = self._stream
+            if stream.is_stopped:
+                raise StopAsyncIteration
+            if stream.error is not None:
+                raise stream.error
+            await stream.wait_change()
+        [message] = self._ready.take(1)
+        return message
+
     def take(self, max_messages: int) -> list[Message]:
         """Take what is there; raises what ended the subscription for good, once there is nothing."""
         if not self._has_ready():
             if self._stream.error is not None and not self._stream.is_stopped:
                 raise self._stream.error
             return []
-        ready = self._ready
-        messages = [ready.popleft() for _ in range(min(max_messages, len(ready)))]
+        messages = self._ready.take(max_messages)
         permits = self._permits
         permits.taken += len(messages)
         if permits.left is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 from postdate._connection import Stream
+from postdate._deliveries import Deliveries
 from postdate._rpc import Rpc
 from postdate._status import connection_broke
 from postdate.errors import (
@@ -37,7 +37,7 @@ _OLD_EPOCH = "the broker lost the topic to another one"
 _TAKEN_PATIENCE_S = 30.0
 _log = logging.getLogger("postdate")
 
-SubscribeCall = Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse]
+SubscribeCall = Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse | Deliveries]
 
 
 class Peer(Protocol):
@@ -52,7 +52,7 @@ class Peer(Protocol):
 
     def opened(self, opened: consumer_pb2.Opened) -> None: ...
 
-    def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None: ...
+    def arrived(self, deliveries: Deliveries) -> None: ...
 
     def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None: ...
 
@@ -168,7 +168,7 @@ class Link:
             await call.read()  # raises what ended the call
             raise Disconnected("the broker ended the stream before it began")
         first = await call.read()
-        if first is None or not first.HasField("opened"):
+        if first is None or isinstance(first, Deliveries) or not first.HasField("opened"):
             raise Internal("the broker's first frame is not `opened`")
         if not self._rpc.owner(self._topic).believes(first.opened.epoch):
             raise Disconnected(_OLD_EPOCH)
@@ -181,12 +181,13 @@ class Link:
         call.accompany(self._write(call), "postdate-subscribe-writer")
         call.accompany(self._watch(call, silence_s), "postdate-subscribe-watch")
 
-    def _dispatch(self, response: consumer_pb2.SubscribeResponse) -> None:
-        kind = response.WhichOneof("frame")
-        if kind == "batch":
+    def _dispatch(self, response: consumer_pb2.SubscribeResponse | Deliveries) -> None:
+        if isinstance(response, Deliveries):
             if not self._draining:  # sent before the broker changed its mind; it will be sent anew
-                self._peer.arrived(response.batch.deliveries)
-        elif kind == "confirmed":
+                self._peer.arrived(response)
+            return
+        kind = response.WhichOneof("frame")
+        if kind == "confirmed":
             self._peer.confirmed(response.confirmed)
         elif kind == "draining":
             self._draining = True

@@ -22,6 +22,7 @@ from google.protobuf.message import Message as Proto
 
 from postdate._backoff import Backoff
 from postdate._connection import CONNECT_S, Connection, Stream
+from postdate._deliveries import Deliveries
 from postdate._owner import Owner
 from postdate._routes import Routes, count_shards
 from postdate._status import connection_broke, error_from_rpc
@@ -174,7 +175,7 @@ class Rpc:
 
     async def open_subscribe(
         self, topic: str
-    ) -> Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse]:
+    ) -> Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse | Deliveries]:
         return await self._open(self.consumer.Subscribe, topic)
 
     def forget_shards(self) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
+from postdate._deliveries import Deliveries
 from postdate._settlement import ACK, RELEASE, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
 from postdate.model import MessageId
@@ -59,11 +60,15 @@ class Message:
     `processing`, the message comes back when its lease ends.
     """
 
-    __slots__ = ("delivery", "held_until", "holder", "is_settled")
+    __slots__ = ("deliveries", "held_until", "holder", "is_settled", "place")
 
-    def __init__(self, delivery: consumer_pb2.Delivery, holder: Holder, held_until: float = math.inf) -> None:
-        self.delivery: consumer_pb2.Delivery = delivery
-        """As the broker sent it."""
+    def __init__(
+        self, deliveries: Deliveries, place: int, holder: Holder, held_until: float = math.inf
+    ) -> None:
+        self.deliveries: Deliveries = deliveries
+        """Those with which the broker sent it."""
+        self.place: int = place
+        """Among them."""
         self.holder: Holder = holder
         """Whoever received it."""
         self.held_until: float = held_until
@@ -72,9 +77,14 @@ class Message:
         """True once it was settled here: acked, nacked or released."""
 
     @property
+    def _delivery(self) -> consumer_pb2.Delivery:
+        """As the broker sent it."""
+        return self.deliveries.typed[self.place]
+
+    @property
     def id(self) -> MessageId:
-        message_id = self.delivery.id
-        return MessageId(message_id.ledger_id, message_id.entry_id)
+        deliveries, place = self.deliveries, self.place
+        return MessageId(deliveries.ledger_ids[place], deliveries.entry_ids[place])
 
     @property
     def topic(self) -> str:
@@ -82,42 +92,42 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        return self.delivery.message.payload
+        return self.deliveries.payload(self.place)
 
     @property
     def key(self) -> str:
-        return self.delivery.message.key
+        return self._delivery.message.key
 
     @property
     def properties(self) -> Mapping[str, str]:
-        return MappingProxyType(dict(self.delivery.message.properties))
+        return MappingProxyType(dict(self._delivery.message.properties))
 
     @property
     def schedule_key(self) -> str:
-        return self.delivery.message.schedule_key
+        return self._delivery.message.schedule_key
 
     @property
     def traceparent(self) -> str:
-        return self.delivery.message.traceparent
+        return self._delivery.message.traceparent
 
     @property
     def publish_time(self) -> datetime:
         """Time at which the broker accepted the message, on the broker's clock."""
-        return moment(self.delivery.publish_time_ms)
+        return moment(self._delivery.publish_time_ms)
 
     @property
     def deliver_at(self) -> datetime:
         """The time before which it was not delivered; the publish time where none was asked for."""
-        return moment(self.delivery.deliver_at_ms)
+        return moment(self._delivery.deliver_at_ms)
 
     @property
     def event_time(self) -> datetime | None:
         """Time of the event, as the producer gave it."""
-        return moment_or_none(self.delivery.message.event_time_ms)
+        return moment_or_none(self._delivery.message.event_time_ms)
 
     @property
     def ttl(self) -> timedelta | None:
-        ttl_ms = self.delivery.message.ttl_ms
+        ttl_ms = self._delivery.message.ttl_ms
         return span(ttl_ms) if ttl_ms else None
 
     @property
@@ -127,7 +137,7 @@ class Message:
         What was handed back unbegun does not count: released, or not taken when its consumer left.
         Deliveries are not recorded: what was out when the broker crashed comes again with the number it had.
         """
-        return self.delivery.delivery_attempt
+        return self._delivery.delivery_attempt
 
     async def ack(self) -> None:
         """Settle it: it never comes back on this subscription, unless a seek says so. Returns when that is durable."""

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import cast
 from weakref import WeakSet
 
+from postdate._deliveries import Deliveries
 from postdate._rpc import Rpc
 from postdate._settlement import ACK, SettlementIds, Verb, entry_sets, faults_of
 from postdate._time import duration_ms, moment_or_none
@@ -183,5 +184,6 @@ async def receive(
         request.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
     response = await rpc.call(rpc.consumer.Receive, request, wait_s=wait.total_seconds())
     holder = PullHolder(rpc, topic, subscription, response.consumer_id, lease)
-    messages = tuple(Message(delivery, holder) for delivery in response.deliveries)
+    deliveries = Deliveries(response.deliveries)
+    messages = tuple(Message(deliveries, place, holder) for place in range(len(deliveries)))
     return Received(messages, moment_or_none(response.next_due_time_ms))

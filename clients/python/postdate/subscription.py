@@ -208,8 +208,9 @@ class Subscription:
         ids: list[tuple[int, int]] = []
         for message in messages:
             message.is_settled = True
-            message_id = message.delivery.id
-            ids.append((message_id.ledger_id, message_id.entry_id))  # a MessageId costs six times that
+            deliveries, place = message.deliveries, message.place
+            # A MessageId costs six times that.
+            ids.append((deliveries.ledger_ids[place], deliveries.entry_ids[place]))
         if ids:
             await self._stream.settle(ACK, ids)
 

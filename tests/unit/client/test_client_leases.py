@@ -16,6 +16,7 @@ import pytest
 import postdate
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from postdate._deliveries import Deliveries
 from postdate._held import Held
 from postdate.model import MessageId
 from postdate_api.v1 import consumer_pb2
@@ -58,7 +59,7 @@ class Consumer:
             delivery = consumer_pb2.Delivery(delivery_attempt=1)
             delivery.id.ledger_id, delivery.id.entry_id = 7, entry_id
             deliveries.append(delivery)
-        self.held.arrived(deliveries, self)
+        self.held.arrived(Deliveries(deliveries), self)
 
     def answer(self, *entry_ids: int, lost: Sequence[int] = ()) -> None:
         self.held.extended({7: entry_ids}, {MessageId(7, each) for each in lost})
@@ -86,14 +87,14 @@ def simulate(scenario: Callable[[Consumer], Coroutine[Any, Any, None]]) -> None:
 def test_all_that_is_held_is_asked_for_together_three_times_a_lease() -> None:
     async def scenario(consumer: Consumer) -> None:
         consumer.send(0, 1, 2, 3)
-        taken, working = consumer.held.ready.popleft(), consumer.held.ready.popleft()
+        taken, working = consumer.held.ready.take(1)[0], consumer.held.ready.take(1)[0]
         consumer.keep(working)
         await consumer.wait_until(5)
         consumer.send(4)
         await consumer.wait_until(11)
         consumer.answer(1, 2, 3, 4)
         consumer.let_go(working)
-        assert consumer.held.ready.popleft().id.entry_id == 2
+        assert consumer.held.ready.take(1)[0].id.entry_id == 2
         await consumer.wait_until(21)
         assert consumer.asked == [(10, [1, 2, 3, 4]), (20, [3, 4])]
         assert taken.id.entry_id == 0
@@ -155,7 +156,7 @@ def test_what_the_broker_took_back_is_not_handed_out() -> None:
 def test_lost_lease_of_what_is_being_processed_is_asked_for_no_more() -> None:
     async def scenario(consumer: Consumer) -> None:
         consumer.send(0)
-        consumer.keep(consumer.held.ready.popleft())
+        consumer.keep(consumer.held.ready.take(1)[0])
         await consumer.wait_until(11)
         consumer.answer(0, lost=[0])
         await consumer.wait_until(100)
@@ -167,7 +168,7 @@ def test_lost_lease_of_what_is_being_processed_is_asked_for_no_more() -> None:
 def test_what_waited_long_in_the_applications_hands_is_asked_for_at_once() -> None:
     async def scenario(consumer: Consumer) -> None:
         consumer.send(0)
-        message = consumer.held.ready.popleft()
+        message = consumer.held.ready.take(1)[0]
         await consumer.wait_until(28)
         consumer.keep(message)
         assert consumer.asked == [(28, [0])]
