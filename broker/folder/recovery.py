@@ -122,7 +122,11 @@ def cut_ledgers(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
 
 
 def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests, registry: Registry) -> None:
-    """Remove what no manifest names, nor what was replayed. Blocks; doing it twice changes nothing."""
+    """Remove what no manifest names, nor what was replayed. Blocks; doing it twice changes nothing.
+
+    A manifest of a broker that was killed may not be durable under its name: a folder is synced before anything goes
+    that the one before may name.
+    """
     for image in manifests.topics:
         _remove_unnamed_of_topic(vfs, layout, image, registry)
     if vfs.exists(layout.staging):  # no job has a lease from before
@@ -130,8 +134,9 @@ def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests, registry: Reg
     if vfs.exists(layout.pins):  # of a backup that was being made
         remove_tree(vfs, layout.pins)
     known = {str(topic_id) for topic_id in manifests.root.topics}
-    for name in vfs.list_dir(layout.topics):
-        if name not in known:
+    if unnamed := [name for name in vfs.list_dir(layout.topics) if name not in known]:
+        vfs.sync_dir(layout.root)
+        for name in unnamed:
             remove_tree(vfs, f"{layout.topics}/{name}")
 
 
@@ -261,11 +266,12 @@ def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage, regist
     if topic := registry.topics.get(image.topic_id):  # generations that no manifest names yet
         names = [ledger.name for ledger in topic.log if ledger.name.generation]
         files["ledgers"] |= {name.file(kind) for name in names for kind in KINDS}
-    for folder, named in files.items():
-        path = f"{layout.topic(image.topic_id)}/{folder}"
-        for name in vfs.list_dir(path):
-            if name not in named:
-                vfs.remove(f"{path}/{name}")
+    root = layout.topic(image.topic_id)
+    found = {f"{root}/{folder}/{name}" for folder in files for name in vfs.list_dir(f"{root}/{folder}")}
+    if unnamed := found - {f"{root}/{folder}/{name}" for folder, names in files.items() for name in names}:
+        vfs.sync_dir(root)
+        for path in sorted(unnamed):
+            vfs.remove(path)
 
 
 _ADVICE = "Restore the data directory from a backup."

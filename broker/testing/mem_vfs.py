@@ -28,7 +28,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from operator import itemgetter
 from typing import NamedTuple
@@ -279,13 +279,16 @@ class MemVfs:
 
     def crashed(self, at: int, policy: CrashPolicy, rng: random.Random | None = None) -> MemVfs:
         """The file system as found after a crash at `at`: unlocked, without faults, with an empty record."""
-        if not self._first <= at <= self.op_count:
-            raise IndexError(f"no crash at {at}: the record holds {self._first} to {self.op_count}")
-        if at < self._replay.at:
-            self._replay = self._base.copy()
-        self._replay.advance(self.ops[self._replay.at - self._first : at - self._first])
+        self._seek(at)
         vfs = MemVfs(capacity_bytes=self.capacity_bytes)
         vfs._adopt(self._replay, policy, rng or random.Random(0))
+        return vfs
+
+    def killed(self, at: int) -> MemVfs:
+        """The file system as the next process finds it on a machine that lives on: what was not durable is not yet."""
+        self._seek(at)
+        vfs = MemVfs(capacity_bytes=self.capacity_bytes)
+        vfs._take_over(self._replay)
         return vfs
 
     def crash_states(
@@ -389,6 +392,33 @@ class MemVfs:
         if self.capacity_bytes is None or offset + length <= node.used_bytes:
             return length
         return min(length, node.used_bytes + self._free_bytes() - offset)
+
+    def _seek(self, at: int) -> None:
+        """Replay up to `at`."""
+        if not self._first <= at <= self.op_count:
+            raise IndexError(f"no crash at {at}: the record holds {self._first} to {self.op_count}")
+        if at < self._replay.at:
+            self._replay = self._base.copy()
+        self._replay.advance(self.ops[self._replay.at - self._first : at - self._first])
+
+    def _take_over(self, disk: _Disk) -> None:
+        """Fill this empty file system with what `disk` shows; what is pending there is pending here."""
+        self._base, self._replay = (replace(disk.copy(), at=0) for _ in range(2))
+        self._ids = itertools.count(max((*disk.dirs, *disk.files)) + 1)
+        made: dict[int, _FileNode | _DirNode] = {_ROOT: self._root}
+        rng = random.Random(0)
+
+        def fill(node: _DirNode, its_id: int) -> None:
+            for name, below in disk.dirs[its_id].after_crash(CrashPolicy.KEEP_ALL, rng).items():
+                if below not in made and below in disk.dirs:
+                    directory = made[below] = _DirNode(below)
+                    fill(directory, below)
+                elif below not in made:
+                    content = disk.files[below].copy().after_crash(CrashPolicy.KEEP_ALL, rng)
+                    made[below] = _FileNode(below, content, disk.files[below].used_bytes_max())
+                node.names[name] = made[below]
+
+        fill(self._root, _ROOT)
 
     def _adopt(self, disk: _Disk, policy: CrashPolicy, rng: random.Random) -> None:
         """Fill this empty file system with what `disk` shows after a crash; all of it is durable now."""

@@ -333,6 +333,26 @@ def test_after_a_failed_sync_only_what_is_written_again_becomes_durable() -> Non
         assert vfs.crashed(vfs.op_count, policy).snapshot() == {"a": b"012"}
 
 
+def test_after_a_kill_what_was_not_durable_is_shown_and_may_still_be_lost() -> None:
+    vfs = settled()
+    before = vfs.snapshot()
+    write("/new", b"new", create=True)(vfs)
+    file = vfs.open("/new")
+    file.sync()
+    vfs.rename("/new", "/named")
+    at = vfs.op_count
+    file.pwrite([b"later"], 0)
+    next_one = vfs.killed(at)
+    assert next_one.snapshot() == {**before, "named": b"new"}
+    assert next_one.op_count == 0
+    assert next_one.crashed(0, LOSE).snapshot() == before
+    write("/other", b"of the next one", create=True)(next_one)
+    assert next_one.crashed(next_one.op_count, LOSE).snapshot() == before
+    next_one.sync_dir("/")
+    assert next_one.crashed(next_one.op_count, LOSE).snapshot() == {**before, "named": b"new", "other": b""}
+    assert vfs.snapshot() == {**before, "named": b"later"}
+
+
 def test_fault_from_then_on_hits_only_its_files() -> None:
     vfs = settled()
     vfs.faults.add(Fault("write", "*/b", error=errno.ENOSPC, onward=True))
