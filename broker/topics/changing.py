@@ -220,21 +220,28 @@ class Changing:
     def _new_times(self, asked: _Asked, move: Move) -> Int64Column:
         """Return the due times after a move (CHANGE-3); raises the refusal."""
         now_ms = self._clock.now_ms()
+        is_done = asked.results == _DONE
         if move.shift_ms is not None:
-            wanted = asked.times[asked.results == _DONE] + move.shift_ms
+            wanted = asked.times[is_done] + move.shift_ms
             field = "shift_ms"
         else:
             is_absolute = move.deliver_at_ms is not None
             at_ms = move.deliver_at_ms if is_absolute else now_ms + (move.deliver_after_ms or 0)
-            wanted = np.full(int((asked.results == _DONE).sum()), at_ms, dtype=np.int64)
+            wanted = np.full(int(is_done.sum()), at_ms, dtype=np.int64)
             field = "deliver_at_ms" if is_absolute else "deliver_after_ms"
         latest_ms = int(wanted.max(initial=0))
         if latest_ms > DELIVER_AT_MS_MAX:
             why = f"With this {field} a message would be due after the year 9999: it counts milliseconds"
             raise InvalidRequest(why, field=field, reason="INVALID_NEW_TIME")
-        check_max_delay(wanted, now_ms, self._topic.policy, lambda _: field)
+        check_max_delay(
+            wanted,
+            now_ms,
+            self._topic.policy,
+            lambda _: field,
+            lambda index: f"{asked.ledger_id}:{asked.entry_ids[is_done][index]}",
+        )
         new_ms = asked.times.copy()
-        new_ms[asked.results == _DONE] = np.maximum(wanted, self._frontier_ms + 1)
+        new_ms[is_done] = np.maximum(wanted, self._frontier_ms + 1)
         return new_ms
 
     @property

@@ -36,17 +36,26 @@ def wrong_unit(deliver_at_ms: int, field: str) -> InvalidRequest:
 
 
 def check_max_delay(
-    times: Int64Column, now_ms: int, policy: EffectiveTopicPolicy, field: Callable[[int], str]
+    times: Int64Column,
+    now_ms: int,
+    policy: EffectiveTopicPolicy,
+    field: Callable[[int], str],
+    message_id: Callable[[int], str] | None = None,
 ) -> None:
-    """Raise OutOfRange for the first time beyond the topic's longest delay; `field` names it by its index."""
+    """Raise OutOfRange for the first time beyond the topic's longest delay; `field` names it by its index.
+
+    `message_id`: where the request does not say which message that is.
+    """
     max_delay_ms = policy.max_delay_ms
     if not max_delay_ms:
         return
     last_ms = max(times.tolist(), default=0) if len(times) <= FEW_ROWS else int(times.max())
     if last_ms > now_ms + max_delay_ms:
+        first = int(np.flatnonzero(times > now_ms + max_delay_ms)[0])
+        of = "" if message_id is None else f" of message {message_id(first)}"
         raise OutOfRange(
-            f"The delay exceeds the topic's max_delay_ms of {max_delay_ms}",
-            field=field(int(np.flatnonzero(times > now_ms + max_delay_ms)[0])),
+            f"The delay{of} exceeds the topic's max_delay_ms: {int(times[first]) - now_ms} is more than {max_delay_ms}",
+            field=field(first),
             reason="DELIVER_AT_TOO_FAR",
             max_delay_ms=max_delay_ms,
         )

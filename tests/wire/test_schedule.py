@@ -346,6 +346,8 @@ async def test_a_delay_over_the_limit_is_refused_and_nothing_changes(wire: Wire)
         error = await refused(move(wire, by_ids(*ids), **fields))
         assert (error.code, error.reason) == (grpc.StatusCode.OUT_OF_RANGE, "DELIVER_AT_TOO_FAR")
         assert (error.fields, error.metadata["max_delay_ms"]) == (tuple(fields), str(2 * HOUR_MS))
+        too_far = ids[0] if "deliver_after_ms" in fields else ids[1]
+        assert "The delay of message {}:{} exceeds".format(*too_far) in error.message
     assert {each.revision for each in await listed(wire)} == {0}
     error = await refused(move(wire, by_ids(*ids), shift_ms=(1 << 53) - 1))
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_NEW_TIME")

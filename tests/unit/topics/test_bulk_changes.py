@@ -244,6 +244,8 @@ def test_one_that_cannot_go_on_fails_with_the_reason_and_the_next_one_is_made() 
             "DELIVER_AT_TOO_FAR",
             3,
         )
+        sixth = (await node.topic(TOPIC).schedule.get("k-5")).position
+        assert f"delay of message {sixth.ledger_id}:{sixth.entry_id} exceeds" in failed.failure
         assert await minutes(node) == [*range(3, 9), *range(10, 13)]
         with pytest.raises(OutOfRange):
             await begin(node, BulkDefinition(BulkKind.MOVE, START_MS + 3 * HOUR_MS))
