@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -203,18 +203,26 @@ def _herd(setup: Setup, *, cold: bool = False, spread_ms: int = 999) -> Figures:
     }
 
 
+def _probe(setup: Setup, broker: Broker) -> AbstractContextManager[tuple[Any, Any]]:
+    return beside(setup, broker, "probe", rate=200)
+
+
 @contextmanager
-def _probe(setup: Setup, broker: Broker) -> Iterator[tuple[Any, Any]]:
+def beside(setup: Setup, broker: Broker, work: str, **task: Any) -> Iterator[tuple[Any, Any]]:
     """Two calls: one starts a client that produces beside another, one ends it and returns what it found."""
-    task = {"address": broker.address, "rate": 200}
     processes: list[subprocess.Popen[str]] = []
 
     def start() -> None:
-        processes.append(spawn_client(setup, "probe", task, setup.folder / "probe.log"))
+        log = setup.folder / f"{work}.log"
+        processes.append(spawn_client(setup, work, {"address": broker.address, **task}, log))
 
     def stop() -> dict[str, Any]:
-        process = processes[0]
-        output, _ = process.communicate("stop\n", timeout=30)
+        process = processes.pop()
+        try:
+            output, _ = process.communicate("stop\n", timeout=30)
+        finally:
+            process.kill()
+            process.wait()
         said = [json.loads(line) for line in output.splitlines()]
         if not said or "result" not in said[-1]:
             raise BenchmarkFailed(f"the client that produces beside: {said[-1:]}")

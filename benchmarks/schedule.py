@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
-from benchmarks.pending import MONTH_DELAY
+from benchmarks.pending import MONTH_DELAY, beside
 from benchmarks.processes import Broker, Client, Setup
-from benchmarks.scenarios import Figures, Scenario, load, use
+from benchmarks.scenarios import Figures, Scenario, use
+
+_BUSY_RATE = 100_000  # messages a second of another topic
 
 
 def cancel_ids(setup: Setup) -> Figures:
@@ -19,20 +23,31 @@ def cancel_filter(setup: Setup) -> Figures:
 
 
 def list_10m(setup: Setup) -> Figures:
+    """Pages, counts and keys of messages that all have a key; pages and keys also beside another topic's load."""
     count = setup.sized(10_000_000)
-    with Broker(setup, "list-10m") as broker:
-        load(setup, broker, count, MONTH_DELAY)
-        broker.wait_quiet()
-        client = Client(setup, broker, "schedule_look", count=count, page=1_000, pages=40)
-        return {**client.run(), **use(client)}
+    with Broker(setup, "list-10m") as broker, _busy_topic(setup, broker) as (start, stop):
+        task = {"batch": 1_000, "payload_bytes": 100, "window": 16, "count": count, "delay": MONTH_DELAY}
+        Client(setup, broker, "load_keys", **task).run()
+        broker.wait_quiet(240)  # until runs of keys are merged
+        client = Client(setup, broker, "schedule_look", count=count, page=1_000, pages=40, finds=2_000)
+        busy: Figures = {}
+        result = client.run(on_phase={"beside": start, "done": lambda: busy.update(stop())})
+        return {**result, "busy_rate": busy["rate"], **use(client)}
 
 
 def produce_keys(setup: Setup) -> Figures:
-    """A key on every message, then none on any, of the same size, in one broker."""
-    with Broker(setup, "produce-keys") as broker:
+    """A key on every message, then none on any, of the same size, in one broker; also beside another topic's load."""
+    with Broker(setup, "produce-keys") as broker, _busy_topic(setup, broker) as (start, stop):
         task = {"batch": 1_000, "payload_bytes": 100, "window": 16, "warm_seconds": setup.seconds(2.0)}
         client = Client(setup, broker, "produce_keys", seconds=setup.seconds(6.0), **task)
-        return {**client.run(), **use(client)}
+        busy: Figures = {}
+        result = client.run(on_phase={"beside": start, "done": lambda: busy.update(stop())})
+        return {**result, "busy_rate": busy["rate"], **use(client)}
+
+
+def _busy_topic(setup: Setup, broker: Broker) -> AbstractContextManager[tuple[Any, Any]]:
+    task = {"rate": _BUSY_RATE, "batch": 1_000, "payload_bytes": 100, "delay": MONTH_DELAY}
+    return beside(setup, broker, "beside", **task)
 
 
 def recurring(setup: Setup) -> Figures:

@@ -15,8 +15,10 @@ from postdate_api.v1 import producer_pb2
 
 _DISTINCT = 64
 _DIGITS = 12
-_PLACEHOLDER = "order-" + "0" * _DIGITS
+_PREFIX = "order-"
+_PLACEHOLDER = _PREFIX + "0" * _DIGITS
 _HOUR_MS = 3_600_000
+_DAY_DELAY = {"after_ms": [_HOUR_MS, 24 * _HOUR_MS]}
 
 
 class KeyedRequests(Sequence[bytes]):
@@ -45,22 +47,58 @@ class KeyedRequests(Sequence[bytes]):
         return self._bytes[index].tobytes()
 
 
+def key_of(number: int) -> str:
+    """The key of the message that was written as that number, from 0 on."""
+    return f"{_PREFIX}{number:0{_DIGITS}}"
+
+
+async def load(task: dict[str, Any]) -> dict[str, Any]:
+    """Make the topic, and store `count` messages with a key each."""
+    async with raw.connect(task["address"]) as channel:
+        await raw.create_subscriptions(channel, 1)
+        requests = _requests(task, raw.TOPIC, task["delay"], with_keys=True)
+        keyed = KeyedRequests(requests)
+        pipeline = Pipeline(raw.produce_stream(channel), keyed, task["batch"], task["window"])
+        await pipeline.run(task["count"] // task["batch"])
+    check(pipeline.acknowledged == task["count"], f"{pipeline.acknowledged} of {task['count']} were stored")
+    return {"stored": pipeline.acknowledged}
+
+
 async def produce_keys(task: dict[str, Any]) -> dict[str, Any]:
-    """The rate with keys, without, and with again, one after the other, of topics of their own."""
+    """The rate with keys, without, and with again, one after the other, of topics of their own.
+
+    Then each once beside what is begun in the phase `beside`.
+    """
     async with raw.connect(task["address"]) as channel:
         await phase("measuring")
-        rates: dict[str, list[float]] = {"keys": [], "none": []}
-        for turn, kind in enumerate(("keys", "none", "keys", "none")):
-            requests = _requests(task, f"{kind}-{turn}", with_keys=kind == "keys")
+        rates = await _rates(channel, task, "quiet", 2)
+        await phase("beside")
+        beside = await _rates(channel, task, "beside", 1)
+        await phase("done")
+    keyed, plain = rates["keys"], rates["none"]
+    return {
+        "rate": keyed,
+        "plain_rate": plain,
+        "ratio": keyed / plain,
+        "beside_rate": beside["keys"],
+        "beside_ratio": beside["keys"] / beside["none"],
+    }
+
+
+async def _rates(channel: Any, task: dict[str, Any], name: str, turns: int) -> dict[str, float]:
+    """The best rate of each kind."""
+    rates = {"keys": 0.0, "none": 0.0}
+    for turn in range(turns):
+        for kind in ("keys", "none"):
+            requests = _requests(task, f"{name}-{kind}-{turn}", _DAY_DELAY, with_keys=kind == "keys")
             pipeline = Pipeline(
                 raw.produce_stream(channel),
                 KeyedRequests(requests) if kind == "keys" else requests,
                 task["batch"],
                 task["window"],
             )
-            rates[kind].append(await _rate(pipeline, task))
-    keyed, plain = max(rates["keys"]), max(rates["none"])
-    return {"rate": keyed, "plain_rate": plain, "ratio": keyed / plain}
+            rates[kind] = max(rates[kind], await _rate(pipeline, task))
+    return rates
 
 
 async def _rate(pipeline: Pipeline, task: dict[str, Any]) -> float:
@@ -74,11 +112,9 @@ async def _rate(pipeline: Pipeline, task: dict[str, Any]) -> float:
     return float(rate)
 
 
-def _requests(task: dict[str, Any], topic: str, *, with_keys: bool) -> list[bytes]:
+def _requests(task: dict[str, Any], topic: str, delay: dict[str, Any], *, with_keys: bool) -> list[bytes]:
     found = []
-    draw = raw.requests(
-        _DISTINCT, task["batch"], task["payload_bytes"], {"after_ms": [_HOUR_MS, 24 * _HOUR_MS]}
-    )
+    draw = raw.requests(_DISTINCT, task["batch"], task["payload_bytes"], delay)
     for place, request in enumerate(draw):
         message = producer_pb2.ProduceRequest.FromString(request)
         message.topic, message.request_id = topic, place

@@ -84,6 +84,24 @@ async def paced(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def beside(task: dict[str, Any]) -> dict[str, Any]:
+    """Batches of a topic of their own, `rate` messages a second, beside something else, until a line comes on standard
+    input."""
+    batch = task["batch"]
+    requests = raw.requests(_DISTINCT, batch, task["payload_bytes"], task["delay"], topic="beside")
+    async with raw.connect(task["address"]) as channel:
+        producer = _Paced(channel, requests, batch, task["rate"])
+        begin = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(producer.run())
+            say({"phase": "producing"})
+            line = await asyncio.to_thread(sys.stdin.readline)
+            check(bool(line), "whoever started this is gone")
+            rate = producer.stored / (time.perf_counter() - begin)
+            producer.stop()
+    return {"rate": rate}
+
+
 async def probe(task: dict[str, Any]) -> dict[str, Any]:
     """Single messages, `rate` a second, beside something else, until a line comes on standard input."""
     requests = raw.requests(_DISTINCT, 1, 100, {"after_ms": [_HOUR_MS, 2 * _HOUR_MS]})

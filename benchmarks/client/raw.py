@@ -81,12 +81,14 @@ def times(delay: dict[str, Any], rng: random.Random) -> Times:
     return lambda: {field: rng.randint(low, high)}
 
 
-def requests(count: int, batch: int, payload_bytes: int, delay: dict[str, Any]) -> list[bytes]:
+def requests(
+    count: int, batch: int, payload_bytes: int, delay: dict[str, Any], topic: str = TOPIC
+) -> list[bytes]:
     """Distinct serialized requests of random payloads; `request_id` is the place in the list."""
     draw = times(delay, random.Random(7))
     return [
         producer_pb2.ProduceRequest(
-            topic=TOPIC,
+            topic=topic,
             messages=[message_pb2.Message(payload=os.urandom(payload_bytes), **draw()) for _ in range(batch)],
             request_id=place,
             join_answers=True,

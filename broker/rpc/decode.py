@@ -36,7 +36,6 @@ from broker.rpc.wire import Fields, find_frames, scan_messages
 from broker.settings import KIB
 from broker.storage import schedule_hash
 from broker.storage.message_fields import FRAME_HEAD, tag_of
-from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
 from broker.topics.refusals import wrong_unit
 from postdate_api.v1 import message_pb2, producer_pb2
@@ -49,7 +48,6 @@ _TYPED_MESSAGES = 128
 _TYPED_BYTES = 128 * KIB
 """Up to so many in so many bytes, or in so many bytes where none has a field with a limit, it costs less if they turn
 out to be plain, and need not be written anew."""
-_NOT_ASCII = np.uint64(0x8080808080808080)
 _PLAIN_FIELDS = len(message_pb2.Message.DESCRIPTOR.fields) - 1  # apart from properties
 _OF_PROPERTY = 3  # the property, its name, its value
 _INSIDE_MESSAGE = inside(message_pb2.Message.DESCRIPTOR)
@@ -196,18 +194,27 @@ def _parse_plain(raw: bytes, messages: list[bytes], longest: int, config: Broker
     """Parse messages that are plain, where that costs less than to read them in bulk; None of others."""
     if len(raw) > _TYPED_BYTES:
         return None
-    joined = b"".join(messages)
+    is_large = len(messages) > _TYPED_MESSAGES
     try:
+        # Of most requests the first message tells what all of them have.
+        if is_large and not _cannot_exceed(_names(messages[0])[1], longest, config):
+            return None
+        joined = b"".join(messages)
         # Messages side by side are one message with the fields of all of them, unknown ones too.
-        together = message_pb2.Message.FromString(joined)
+        together, names = _names(joined)
     except DecodeError:
         return None
-    names = {found.name for found, _ in together.ListFields()}
-    if len(messages) > _TYPED_MESSAGES and not _cannot_exceed(names, longest, config):
+    if is_large and not _cannot_exceed(names, longest, config):
         return None
     request = _parse_typed(raw)
     is_plain = request.SerializeToString() == raw and not len(UnknownFieldSet(together))
     return _Typed(request.messages, names, joined) if is_plain else None
+
+
+def _names(message: bytes) -> tuple[message_pb2.Message, set[str]]:
+    """A message, and the names of the fields that it has."""
+    parsed = message_pb2.Message.FromString(message)
+    return parsed, {found.name for found, _ in parsed.ListFields()}
 
 
 def _cannot_exceed(names: Set[str], longest: int, config: BrokerConfig) -> bool:
@@ -242,16 +249,20 @@ def _decode_many(
 ) -> Batch:
     sizes = _lengths(messages)
     longest = int(sizes.max())
+    schedule_hashes: UInt64Column | None = None
     if (typed := _parse_plain(raw, messages, longest, config)) is not None:
         fields = _read_typed(typed, longest, config)
         begin = len(_before_messages(topic))  # where they are in a plain request
         frames = raw[begin : begin + int((_head_bytes(sizes, longest) + sizes).sum())]
     elif (many := _read_plain(raw, topic, messages, sizes, longest, config)) is not None:
         frames, fields = many
-        key_bytes_max = config.tuning.schedule_key_bytes_max
-        if fields.has_text or not _is_ascii(fields.schedule_keys, key_bytes_max):
+        if fields.has_text:
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
         _check_limits(fields, config)
+        if fields.schedule_keys is not None:
+            schedule_hashes, is_ascii = schedule_hash.hash_texts(fields.schedule_keys)
+            if not is_ascii and not fields.has_text:
+                _parse_typed(raw)
     else:
         messages, fields = _read_anew(raw, messages, config)
         sizes = _lengths(messages)
@@ -259,7 +270,8 @@ def _decode_many(
         frames = _write_frames(messages)
     _check_longest(longest, config)
     lengths = (_head_bytes(sizes, longest) + sizes).astype(np.uint32)
-    return _batch(frames, lengths, _crcs(messages, sizes, longest), fields, producer_name)
+    crcs = _crcs(messages, sizes, longest)
+    return _batch(frames, lengths, crcs, fields, producer_name, schedule_hashes)
 
 
 def _check_longest(longest: int, config: BrokerConfig) -> None:
@@ -269,8 +281,14 @@ def _check_longest(longest: int, config: BrokerConfig) -> None:
 
 
 def _batch(
-    frames: bytes, lengths: UInt32Column, crcs: UInt32Column, fields: Fields, producer_name: str
+    frames: bytes,
+    lengths: UInt32Column,
+    crcs: UInt32Column,
+    fields: Fields,
+    producer_name: str,
+    schedule_hashes: UInt64Column | None = None,
 ) -> Batch:
+    """`schedule_hashes`: where they are known."""
     _check_unit(fields.deliver_at_ms)
     return Batch(
         frames=frames,
@@ -280,7 +298,7 @@ def _batch(
         deliver_after_ms=fields.deliver_after_ms,
         ttl_ms=fields.ttl_ms,
         key_hashes=_key_hashes(fields),
-        schedule_hashes=_schedule_hashes(fields),
+        schedule_hashes=_schedule_hashes(fields) if schedule_hashes is None else schedule_hashes,
         producer_name=producer_name,
         sequence_ids=fields.sequence_ids.view(np.uint64)
         if producer_name and fields.sequence_ids.any()
@@ -343,16 +361,6 @@ def _read_plain(
 def _before_messages(topic: str) -> bytes:
     topic_bytes = topic.encode()
     return _TOPIC_HEAD + encode_varint(len(topic_bytes)) + topic_bytes
-
-
-def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
-    """Return whether nothing but the keys' size can be wrong with them. Too long ones are not looked at."""
-    if keys is None:
-        return True
-    if int((keys.ends - keys.starts).max()) > size_max:
-        return False
-    parts = Octets(keys.buffer).words_of(keys.starts, keys.ends)
-    return not any(np.bitwise_or.reduce(words) & _NOT_ASCII for _, words in parts)
 
 
 def _read_anew(raw: bytes, messages: list[bytes], config: BrokerConfig) -> tuple[list[bytes], Fields]:

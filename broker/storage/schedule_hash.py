@@ -27,6 +27,7 @@ _FEW_KEYS = 8
 _SEED = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MODULO = (1 << 64) - 1
+_NOT_ASCII = np.uint64(0x8080808080808080)
 
 
 def hash_keys(keys: Collection[bytes]) -> UInt64Column:
@@ -36,20 +37,28 @@ def hash_keys(keys: Collection[bytes]) -> UInt64Column:
 
 def hash_spans(keys: KeySpans) -> UInt64Column:
     """The hash of each message's key; 0 where there is none."""
+    return hash_texts(keys)[0]
+
+
+def hash_texts(keys: KeySpans) -> tuple[UInt64Column, bool]:
+    """The hash of each message's key, 0 where there is none; and whether all keys are ASCII."""
     places = keys.places()
     if len(places) <= _FEW_KEYS:
         hashes = np.zeros(len(keys.starts), dtype=np.uint64)
-        hashes[places] = [_hash(keys.key(place)) for place in places.tolist()]
-        return hashes
+        few = [keys.key(place) for place in places.tolist()]
+        hashes[places] = list(map(_hash, few))
+        return hashes, all(map(bytes.isascii, few))
     sizes = keys.ends - keys.starts
     states = sizes.astype(np.uint64) * np.uint64(_SEED)
+    bits = np.uint64(0)
     for which, words in Octets(keys.buffer).words_of(keys.starts, keys.ends):
+        bits |= np.bitwise_or.reduce(words)
         if which is None:
             states = _mix_all(states ^ words)
         else:
             states[which] = _mix_all(states[which] ^ words)
     states[(states == 0) & (sizes > 0)] = 1
-    return states
+    return states, not bits & _NOT_ASCII
 
 
 def _hash(key: bytes) -> int:

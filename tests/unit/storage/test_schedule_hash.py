@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.model import KeySpans
 from broker.storage import schedule_hash
-from broker.storage.schedule_hash import hash_keys, hash_spans
+from broker.storage.schedule_hash import hash_keys, hash_spans, hash_texts
 
 # Never edit these: hashes are on disk.
 FROZEN = {
@@ -47,6 +47,20 @@ def test_one_by_one_and_all_at_once_they_are_the_same(keys: list[bytes], few: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule_hash, "_FEW_KEYS", few)
         assert hash_keys(keys).tolist() == [plain(key) if key else 0 for key in keys]
+        assert hash_texts(KeySpans.of(keys))[1] == all(map(bytes.isascii, keys))
+
+
+@pytest.mark.parametrize("few", [0, 1_000])
+def test_a_single_byte_beyond_ascii_is_noticed_wherever_it_is(
+    monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(schedule_hash, "_FEW_KEYS", few)
+    keys = [b"k" * size for size in (20, 1, 8, 9)]
+    assert hash_texts(KeySpans.of(keys))[1]
+    for which, key in enumerate(keys):
+        for place in range(len(key)):
+            other = key[:place] + b"\x80" + key[place + 1 :]
+            assert not hash_texts(KeySpans.of([*keys[:which], other, *keys[which + 1 :]]))[1]
 
 
 @given(parts=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), min_size=9, max_size=30))
