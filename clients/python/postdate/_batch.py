@@ -249,11 +249,12 @@ def list_batches(
     start = 0
     while start < len(listed):
         part = listed[start : start + messages_max]
-        if set(map(type, part)) == {bytes}:
+        if list(map(type, part)).count(bytes) == len(part):
             payloads = cast(list[bytes], part)
-            count = _fitting(list(map(len, payloads)), bytes_max)
+            sizes = list(map(len, payloads))
+            count = _fitting(sizes, bytes_max)
             sequence_ids = numbering.numbers([None] * count) if numbering is not None else None
-            encoded = encode_payloads(payloads[:count], times, sequence_ids, traceparent)
+            encoded = encode_payloads(payloads[:count], sizes[:count], times, sequence_ids, traceparent)
         else:
             whole = [
                 each

@@ -137,22 +137,27 @@ def encode_times(deliver_at: datetime | None, deliver_after: timedelta | None) -
 
 
 def encode_payloads(
-    payloads: Sequence[bytes], times: bytes, sequence_ids: Sequence[int] | None, traceparent: str
+    payloads: Sequence[bytes],
+    sizes: Sequence[int],
+    times: bytes,
+    sequence_ids: Sequence[int] | None,
+    traceparent: str,
 ) -> bytes:
-    """Messages with nothing of their own but payload and number."""
+    """Messages with nothing of their own but payload, of these sizes, and number."""
     trace = encode_traceparent(traceparent)
     if sequence_ids is None:
         # All that is around a payload depends on its length alone.
         rest = times + trace
         heads: dict[int, bytes] = {}
-        for length in set(map(len, payloads)):
-            head = _PAYLOAD_HEADS[length]
-            heads[length] = _FRAME_HEADS[len(head) + length + len(rest)] + head
-        if len(heads) == 1:  # one separator, which costs a fifth
+        is_one_size = sizes.count(sizes[0]) == len(sizes)
+        for size in sizes[:1] if is_one_size else set(sizes):
+            head = _PAYLOAD_HEADS[size]
+            heads[size] = _FRAME_HEADS[len(head) + size + len(rest)] + head
+        if is_one_size:  # one separator, which costs a fifth
             [head] = heads.values()
             return b"".join((head, (rest + head).join(payloads), rest))
         parts = [rest] * (3 * len(payloads))
-        parts[0::3] = map(heads.__getitem__, map(len, payloads))
+        parts[0::3] = map(heads.__getitem__, sizes)
         parts[1::3] = payloads
         return b"".join(parts)
     columns = [
