@@ -133,7 +133,10 @@ class Inbox:
         if self._ready and self._held.clock() >= self._held.sound_until:
             self._permits.lose(self._held.drop_lost())
             self._give_back()
-        return bool(self._ready)
+        has_ready = bool(self._ready)
+        if not has_ready:
+            self._ready.clear()  # or what brought the last of them would be kept until others come
+        return has_ready
 
     def _give_back(self) -> None:
         if self._permits.give_back():

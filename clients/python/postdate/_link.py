@@ -160,6 +160,7 @@ class Link:
                 if self._epoch and self._epoch < self._rpc.owner(self._topic).epoch:
                     raise Disconnected(_OLD_EPOCH)  # what is on its way from there does not count
                 self._dispatch(response)
+                del response  # or what it brought would be kept until others come
         finally:
             await call.end()
 

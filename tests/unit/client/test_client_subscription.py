@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import postdate
+from postdate._deliveries import Deliveries
 from postdate_api.v1 import consumer_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import status
@@ -48,6 +50,26 @@ async def test_message_has_what_its_producer_sent(broker: FakeBroker, client: po
     assert message.deliver_at - message.publish_time == timedelta(milliseconds=20)
     assert (message.attempt, message.ttl, message.traceparent) == (1, timedelta(hours=1), "")
     assert repr(message) == "<Message 7:0 of 't', attempt 1, 1 bytes>"
+
+
+def deliveries_in_memory() -> set[int]:
+    return {id(each) for each in gc.get_objects() if isinstance(each, Deliveries)}
+
+
+@pytest.mark.parametrize("by_iteration", [True, False])
+async def test_what_was_taken_is_not_kept_while_nothing_comes(
+    broker: FakeBroker, client: postdate.Client, by_iteration: bool
+) -> None:
+    of_others = deliveries_in_memory()
+    await fill(client, 5)
+    async with client.subscribe("t", "s") as subscription:
+        for _ in range(5) if by_iteration else ():
+            subscription.ack_nowait(await anext(subscription))
+        while not by_iteration and len(acked(broker)) < 5:
+            await subscription.ack_many(await subscription.receive_many())
+        await subscription.wait_confirmed()
+        assert await subscription.receive_many(timeout=timedelta(milliseconds=1)) == []
+        assert deliveries_in_memory() <= of_others
 
 
 async def test_options_reach_the_broker(broker: FakeBroker, client: postdate.Client) -> None:
