@@ -57,7 +57,7 @@ test-fast: setup ## run tests of units and models, while you write
 test-deep: setup ## run all tests, with everything that is searched at night (hours)
 	@PYTHON=$(PY) tools/test.sh deep $(ARGS)
 
-test-packaging: setup ## run the tests of the wheel, documents, pages in a browser and other languages
+test-packaging: setup ## run the tests of the wheel, documents, Spark, pages in a browser and other languages
 	@PYTHON=$(PY) tools/test.sh packaging $(ARGS)
 
 check: check-format check-lint check-types check-imports check-protos ## format, lint, types, import contracts, protos

@@ -23,7 +23,6 @@ LONG = (
     "tests/process/test_cluster_shards.py",
     "tests/process/test_sdk_shards_kill.py",
     "tests/process/test_compaction.py",
-    "tests/jobs/test_spark.py",
     "tests/process/test_cluster.py",
     "tests/process/test_start.py",
     "tests/process/test_shards.py",

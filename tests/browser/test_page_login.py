@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.conftest import Shop, Window
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.packaging
 
 SETTINGS = {"SHARDS": "2", "SHARD_PORTS": "false"}
 GRANTS = """

@@ -34,7 +34,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel
 from tests.crash.interrupted import ANY_FILE, BUGS, ERRORS, READ, Interrupted, Interruption, Kind, is_on
-from tests.depth import DAY, at_depth
+from tests.depth import DAY, at_depth, sampled
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +42,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOUR_MS = 3_600_000
 TURNS = at_depth(change=7, deep=9)
 """Of a broker at work: enough for every await that a row names."""
+EVERY = at_depth(change=3, deep=1)
+"""Of so many rows, and of so many places of theirs, one is tried, on each day of a build server others."""
 LASTS, ENDS = "lasts", "ends by itself"
 
 
@@ -424,13 +426,14 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, target: str, kind: Kind, where: s
         assert world.failed(), f"{target} was to tell of {kind} at {interruption.hit}"
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", [*sampled(HERE, EVERY)])
 def test_an_error_that_is_not_survived_ends_the_broker(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     interrupt(monkeypatch, target, [*BUGS][(HERE.index(target) + DAY) % len(BUGS)], "")
 
 
 @pytest.mark.parametrize(
-    ("target", "where"), [(name, where) for name in HERE for where in TASKS[name].survives]
+    ("target", "where"),
+    [*sampled([(name, where) for name in HERE for where in TASKS[name].survives], EVERY)],
 )
 def test_an_error_is_survived_where_the_row_says_so(
     monkeypatch: pytest.MonkeyPatch, target: str, where: str

@@ -32,7 +32,6 @@ from broker.runtime.vfs import LocalVfs
 from broker.storage.layout import Layout
 from broker.testing.data_folder import LSN
 from broker.topic_shards import shard_of
-from tests.depth import deep_but
 from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
 from tests.jobs.conftest import QUICK_JAVA, needs_java, session_on, standalone
 from tests.jobs.folders import (
@@ -49,7 +48,11 @@ from tests.jobs.folders import (
 
 Rows = list[dict[str, Any]]
 SHARDS = 3
-MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
+MASTERS = [
+    pytest.param("local[2]", marks=pytest.mark.packaging),
+    pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.deep),
+    pytest.param("standalone", marks=pytest.mark.deep),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +62,7 @@ def quick_java() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=deep_but(MASTERS[:1], MASTERS))
+@pytest.fixture(scope="module", params=MASTERS)
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSession]:
     java_home = needs_java(tmp_path_factory.mktemp("java"))
     if request.param != "standalone":
@@ -309,6 +312,7 @@ def test_topics_are_compacted_on_spark_and_the_audit_is_clean(session: JobSessio
     assert (report["outcome"], report["findings"]) == ("clean", [])
 
 
+@pytest.mark.packaging
 def test_the_compact_command_runs_on_spark(tmp_path: Path) -> None:
     """Of a broker with several shards the engine is started for one after the other."""
     needs_java(tmp_path)
@@ -324,6 +328,7 @@ def test_the_compact_command_runs_on_spark(tmp_path: Path) -> None:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.packaging
 def test_the_command_runs_on_spark(tmp_path: Path) -> None:
     needs_java(tmp_path)
     write_folder(tmp_path / "data")
