@@ -18,6 +18,7 @@ from benchmarks.index.entries import NOW_MS, blocks
 from benchmarks.index.files import TOPIC_ID
 from benchmarks.index.load import Filler
 from broker.model import FLAG_DELAYED, ROW
+from broker.runtime.foreground import Foreground
 from broker.runtime.vfs import LocalVfs
 from broker.storage.blocks import LedgerName
 from broker.storage.ledger import Ledger
@@ -61,7 +62,9 @@ async def look(task: dict[str, Any]) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as writes, ThreadPoolExecutor(2) as reads:
         log = await _fill_log(folder, task, writes, reads)
         index = _Index(engine)
-        seen = ScheduledLook(log, lambda: index, engine.clock, lambda position, _: False)
+        seen = ScheduledLook(
+            log, lambda: index, engine.clock, lambda position, _: False, Foreground(lambda: False)
+        )
         lag = asyncio.create_task(engine.probe_lag())
         await phase("measuring")
         figures = await _pages(seen, task["pages"])

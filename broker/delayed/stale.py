@@ -49,7 +49,9 @@ class StaleEntries:
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Note rows of one ledger; what is there already stays there once."""
-        new = np.unique(_keys(entry_ids, deliver_at_ms))
+        new = _keys(entry_ids, deliver_at_ms)
+        if not (entry_ids[1:] > entry_ids[:-1]).all():  # as those of a record do, whose keys rise as they are
+            new = np.unique(new)
         held = self._keys.get(ledger_id, _NO_KEYS)
         places, is_held = _find(held, new)
         self._put(ledger_id, held, np.insert(held, places[~is_held], new[~is_held]))
@@ -66,6 +68,9 @@ class StaleEntries:
 
     def add_rows(self, rows: DueRows) -> None:
         """Note rows of any ledgers."""
+        if len(rows) and (rows.ledger_ids == rows.ledger_ids[0]).all():
+            self.add(int(rows.ledger_ids[0]), rows.entry_ids, rows.deliver_at_ms)
+            return
         for ledger_id in np.unique(rows.ledger_ids).tolist():
             at = rows.ledger_ids == ledger_id
             self.add(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])

@@ -42,6 +42,7 @@ from broker.observe.audit_trail import AuditTrail
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
+from broker.runtime.foreground import Foreground
 from broker.runtime.ownership import AlwaysOwner, Ownership
 from broker.runtime.patience import Patience
 from broker.runtime.steps import StepThread, run_step
@@ -127,6 +128,7 @@ class Broker:
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
+        self.foreground = Foreground(lambda: self._journal is not None and self._journal.pending_bytes > 0)
         self.recurring = self._make_recurring()
         self.bulk_changes = self._make_bulk_changes()
         self._shard_log: ShardLog | None = None  # in a cluster
@@ -470,6 +472,7 @@ class Broker:
         services = TopicServices(
             config=self.config,
             clock=self.clock,
+            foreground=self.foreground,
             ownership=self.ownership,
             rng=self._rng,
             submit=self._submit,
@@ -481,17 +484,7 @@ class Broker:
             appended=self._tail_writer.appended,
             changed=self._changed,
             make_folders=self._make_topic_folders,
-            index=IndexServices(
-                clock=self.clock,
-                clock_recheck_ms=self.config.tuning.clock_recheck_ms,
-                due_entries=self.config.tuning.due_batch_entries,
-                spawn=self.supervisor.spawn,
-                spawn_lasting=self.supervisor.spawn_lasting,
-                bucket_storage=self._bucket_storage,
-                executor=self._index_executor,
-                note=self.counters.note_index,
-                looked=SegmentCache(self.config.tuning.looked_segment_bytes),
-            ),
+            index=self._make_index_services(),
             note_rebuild=self.counters.note_rebuild,
             dead_letter_sink=self.dead_letters,
             keys=KeyServices(
@@ -531,6 +524,19 @@ class Broker:
                 manifests.bulk.get(topic_id),
             )
             self.registry.add(Topic(image, ledgers, cursors, amendments, services, files))
+
+    def _make_index_services(self) -> IndexServices:
+        return IndexServices(
+            clock=self.clock,
+            clock_recheck_ms=self.config.tuning.clock_recheck_ms,
+            due_entries=self.config.tuning.due_batch_entries,
+            spawn=self.supervisor.spawn,
+            spawn_lasting=self.supervisor.spawn_lasting,
+            bucket_storage=self._bucket_storage,
+            executor=self._index_executor,
+            note=self.counters.note_index,
+            looked=SegmentCache(self.config.tuning.looked_segment_bytes),
+        )
 
     # -- calls -----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from broker.rpc.silent import SilentConnections
 from broker.rpc.tls import ServerCertificates
 from broker.rpc.unfinished_messages import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
+from broker.runtime.foreground import Foreground
 from broker.settings import UNIX, split_address
 
 log = get_logger(__name__)
@@ -81,7 +82,8 @@ class GrpcPort:
         if config.tls_client_ca_file:
             options += MTLS_OPTIONS.items()
         self.interceptors: list[Any] = [guard(self._access)] if self._access is not None else []
-        self.interceptors.append(Reception(host, self._silent, self._unfinished))
+        foreground = Foreground(lambda: False) if broker is None else broker.foreground
+        self.interceptors.append(Reception(host, self._silent, self._unfinished, foreground))
         self.server = grpc.aio.server(options=options, interceptors=self.interceptors)
         self.address = ""
         self.shard_port = 0

@@ -39,6 +39,7 @@ from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
 from broker.rpc.unfinished_messages import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
+from broker.runtime.foreground import Foreground
 
 
 class CallKind(Enum):
@@ -226,9 +227,11 @@ class Places:
         turns: Turns,
         trimmer: Trimmer,
         unfinished: UnfinishedMessages,
+        foreground: Foreground,
         silent: SilentConnections | None = None,
     ) -> None:
         """With `silent`, a connection with such a call is not a silent one."""
+        self._foreground = foreground
         self._kind = kind
         self._silent = silent
         self._trimmer = trimmer
@@ -252,6 +255,7 @@ class Places:
             self._beginning.discard(oldest)
             oldest.give_way(_crowded())
         self._count += 1
+        self._foreground.calls += self._kind is CallKind.SHORT
         place = BegunCall(context, seconds)
         place.arrivals = self._unfinished.of(place.peer)
         place.arrivals.begin()
@@ -291,6 +295,7 @@ class Places:
 
     def leave(self, place: BegunCall) -> None:
         self._count -= 1
+        self._foreground.calls -= self._kind is CallKind.SHORT
         place.arrivals.calls -= 1
         if self._silent is not None:
             self._silent.ended(place.peer)
@@ -339,7 +344,13 @@ class BegunCall:
 class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """See the module's description. Stands behind access control, so that who is refused takes no place."""
 
-    def __init__(self, host: CallHost, silent: SilentConnections, unfinished: UnfinishedMessages) -> None:
+    def __init__(
+        self,
+        host: CallHost,
+        silent: SilentConnections,
+        unfinished: UnfinishedMessages,
+        foreground: Foreground,
+    ) -> None:
         config = host.config
         self._unfinished = unfinished
         self._host = host
@@ -355,6 +366,7 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 kind_turns,
                 trimmer,
                 unfinished,
+                foreground,
                 None if kind is CallKind.PROBE else silent,
             )
             for kind, most, kind_turns in (

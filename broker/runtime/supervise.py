@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.errors import Unavailable
 from broker.runtime.clock import Clock
+from broker.runtime.foreground import Foreground
 
 # Not observe.logs: that package stands on this one. Its formatters find the fields in `extra`.
 _log = logging.getLogger(__name__)
@@ -120,10 +121,19 @@ class OneAtATime:
 class YieldBudget:
     """Keeps a long loop from starving the others: `await budget.spent()` once a step."""
 
-    __slots__ = ("_budget_ns", "_clock", "_since_ns", "_steps", "_steps_max")
+    __slots__ = ("_budget_ns", "_clock", "_foreground", "_since_ns", "_steps", "_steps_max")
 
-    def __init__(self, clock: Clock, budget_ms: float = 2.0, *, steps_max: int = 256) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        budget_ms: float = 2.0,
+        *,
+        steps_max: int = 256,
+        foreground: Foreground | None = None,
+    ) -> None:
+        """`foreground`: who is served goes first, and not only in turn."""
         self._clock = clock
+        self._foreground = foreground
         self._budget_ns = int(budget_ms * 1_000_000)
         self._since_ns = clock.monotonic_ns()
         # On virtual time a step takes no time, and a loop that never yields would be one long callback.
@@ -136,6 +146,8 @@ class YieldBudget:
         if self._steps < self._steps_max and self._clock.monotonic_ns() - self._since_ns < self._budget_ns:
             return
         await asyncio.sleep(0)
+        if self._foreground is not None:
+            await self._foreground.give_way()
         self._steps = 0
         self._since_ns = self._clock.monotonic_ns()
 

@@ -12,6 +12,7 @@ from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.clock import Clock
+from broker.runtime.foreground import Foreground
 from broker.storage.changes import Cancelled, Moved
 from broker.topics.changing import Changing, ChangingTopic
 from broker.topics.schedule_values import (
@@ -42,10 +43,10 @@ SubmitStep = Callable[[Cancelled | Moved | None, OutcomeColumns, int, Key | None
 class Schedule:
     """See the module's description. Holds no state of its own."""
 
-    def __init__(self, topic: ScheduledTopic, clock: Clock) -> None:
+    def __init__(self, topic: ScheduledTopic, clock: Clock, foreground: Foreground) -> None:
         self._topic = topic
         self._changing = Changing(topic, clock)
-        self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due)
+        self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due, foreground)
 
     async def get(self, name: Position | str) -> Scheduled:
         """A pending message by its id, or by the key that it holds; NotFound for what is not pending."""

@@ -29,6 +29,7 @@ from broker.delayed.tracker import DelayedDeliveryTracker
 from broker.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn, UInt32Column
 from broker.runtime.clock import Clock
+from broker.runtime.foreground import Foreground
 from broker.runtime.supervise import YieldBudget
 from broker.storage.amendments import Amendments
 from broker.storage.log import TopicLog
@@ -51,8 +52,12 @@ LOOKED_MAX = 20_000
 
 _UNASKED_BYTES = 1 << 20
 _PREFIX_SCAN = 4_096
-_PREFIX_READ = 256
-"""Frames that are read and matched in one go."""
+_PREFIX_READ = 512
+"""Frames that are read in one go: the more, the nearer they lie to one another in the files."""
+_MATCHED = 64
+"""Frames that are matched before others are looked at."""
+_SLICE_MS = 0.5
+"""Time of the loop that is taken at once by what goes through very many messages."""
 _LEDGERS_AT_ONCE = 256
 """Ledgers that the read thread is asked for in one go: others wait for it meanwhile."""
 _COUNT_STEP = 32_768
@@ -100,8 +105,10 @@ class ScheduledLook:
         index: Callable[[], LookedIndex],
         clock: Clock,
         is_due: Callable[[Position, int], bool],
+        foreground: Foreground,
     ) -> None:
         """`is_due`: whether a message of this time, which has come, can still be held back from everybody."""
+        self._foreground = foreground
         self._log = log
         self._index = index
         self._clock = clock
@@ -137,7 +144,7 @@ class ScheduledLook:
     ) -> NextMatching:
         """As `page`, the places alone, and how far they go; what a record after that lsn moved is left out."""
         wanted = _Filter(due, key_prefix, changed_through_lsn)
-        budget = YieldBudget(self._clock)
+        budget = YieldBudget(self._clock, _SLICE_MS, foreground=self._foreground)
         found: list[DueRows] = []
         room, looked, scanned, bytes_left = limit, 0, 0, PAGE_BYTES_MAX
         at: Key | None = start
@@ -153,7 +160,7 @@ class ScheduledLook:
                     step = min(len(entries), _PREFIX_READ if key_prefix else room)
                     part, entries = entries.part(slice(0, step)), entries.part(slice(step, None))
                     if key_prefix:
-                        messages, step = await self._read(part, wanted, bytes_left)
+                        messages, step = await self._read(part, wanted, budget, bytes_left)
                         bytes_left -= messages.read_bytes
                         read, part = part, messages.entries
                         if len(part) > room:
@@ -165,8 +172,9 @@ class ScheduledLook:
                     await budget.spent()
                 if len(entries):
                     at = entries.key(0)
-        kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in found]
-        return NextMatching(concatenate([NO_DUE_ROWS, *kept]), looked, at)
+        matching = concatenate([NO_DUE_ROWS, *found])
+        kept = self._is_waiting(matching, changed_through_lsn)
+        return NextMatching(matching.part(kept), looked, at)
 
     async def count_matching(self, due: DueRange, key_prefix: str) -> int:
         """Count the waiting messages that match, one by one; where a prefix is given, all of the range are read."""
@@ -245,6 +253,7 @@ class ScheduledLook:
     ) -> Key | None:
         """Find at most `limit` messages, with their frames; where to go on."""
         await self.caught_up()
+        budget = YieldBudget(self._clock)
         at, looked, room, step, bytes_left = start, 0, limit, limit, PAGE_BYTES_MAX
         while True:
             entries, at = await self._scan(wanted, at, step)
@@ -252,7 +261,7 @@ class ScheduledLook:
             if not wanted.key_prefix and len(entries) > room:
                 entries, at = entries.part(slice(0, room)), entries.key(room)
             if len(entries):
-                messages, done = await self._read(entries, wanted, bytes_left)
+                messages, done = await self._read(entries, wanted, budget, bytes_left)
                 bytes_left -= messages.read_bytes
                 gathered.append(messages.at(slice(0, room)))
                 if len(messages.entries) > room:
@@ -282,7 +291,7 @@ class ScheduledLook:
         raise _not_built()
 
     async def _read(
-        self, entries: DueRows, wanted: _Filter, bytes_max: int = PAGE_BYTES_MAX
+        self, entries: DueRows, wanted: _Filter, budget: YieldBudget, bytes_max: int
     ) -> tuple[_Messages, int]:
         """Read the first entries, at least one and as many as the bytes allow; returns matches and number read."""
         rows: RowColumn = np.zeros(len(entries), dtype=ROW)
@@ -301,9 +310,7 @@ class ScheduledLook:
         kept = self._is_waiting(entries.part(slice(0, done)), wanted.lsn)
         kept &= lengths[:done] > 0
         if wanted.key_prefix:
-            for place in np.flatnonzero(kept).tolist():
-                frame = frames[place]
-                kept[place] = frame is not None and schedule_key_of(frame).startswith(wanted.key_prefix)
+            await _match(kept, frames, wanted.key_prefix, budget)
         places = np.flatnonzero(kept)
         some = [frame for place in places.tolist() if (frame := frames[place]) is not None]
         return _Messages(entries.part(places), rows[places], some, int(lengths[:done].sum())), done
@@ -418,6 +425,17 @@ def _joined(parts: Sequence[_Messages]) -> _Messages:
         np.concatenate([np.empty(0, dtype=ROW), *(part.rows for part in parts)]),
         list(chain.from_iterable(part.frames for part in parts)),
     )
+
+
+async def _match(kept: Array, frames: Sequence[bytes | None], key_prefix: str, budget: YieldBudget) -> None:
+    """Of the frames that are kept, keep those whose schedule key begins so."""
+    prefix = key_prefix.encode()
+    for number, place in enumerate(np.flatnonzero(kept).tolist(), 1):
+        frame = frames[place]
+        # Most of those that do not match hold the bytes nowhere, which is seen in a thirtieth of the time.
+        kept[place] = frame is not None and prefix in frame and schedule_key_of(frame).startswith(key_prefix)
+        if not number % _MATCHED:
+            await budget.spent()
 
 
 def _not_built() -> Unavailable:

@@ -28,6 +28,7 @@ from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
 from broker.policy import EffectiveTopicPolicy, TopicPolicy
 from broker.runtime.clock import Clock
+from broker.runtime.foreground import Foreground
 from broker.runtime.ownership import Ownership
 from broker.runtime.supervise import Spawn
 from broker.storage.amendments import Amendments
@@ -108,6 +109,7 @@ class TopicServices:
 
     config: BrokerConfig
     clock: Clock
+    foreground: Foreground
     ownership: Ownership
     rng: random.Random
     submit: Callable[[Record, Callable[[int], None]], asyncio.Future[None]]
@@ -450,7 +452,7 @@ class Topic:
     @property
     def schedule(self) -> Schedule:
         """Return the topic's schedule."""
-        return Schedule(self, self._services.clock)
+        return Schedule(self, self._services.clock, self._services.foreground)
 
     def index_image(self) -> BucketImage:
         """Return the index's image for the manifest."""

@@ -100,8 +100,8 @@ MUTANTS = {
     ),
     "who is refused takes a place": Mutant(
         "broker/rpc/port.py",
-        "        self.interceptors.append(Reception(host, self._silent, self._unfinished))",
-        "        self.interceptors.insert(0, Reception(host, self._silent, self._unfinished))",
+        "        self.interceptors.append(Reception(host, self._silent, self._unfinished, foreground))",
+        "        self.interceptors.insert(0, Reception(host, self._silent, self._unfinished, foreground))",
         "tests/wire/test_reception.py::test_strangers_are_refused_by_their_headers_and_take_no_place",
     ),
     "calls take the places of probes": Mutant(
@@ -978,8 +978,8 @@ MUTANTS = {
     ),
     "a bulk change skips what a step had no room for": Mutant(
         "broker/topics/scheduled.py",
-        "                if len(entries):\n                    at = entries.key(0)\n        kept",
-        "        kept",
+        "                if len(entries):\n                    at = entries.key(0)\n        matching",
+        "        matching",
         "tests/crash/test_bulk_crash.py::test_a_crash_at_any_operation_neither_skips_nor_doubles_a_step",
     ),
     "a bulk change takes the step that was begun before its end": Mutant(

@@ -16,6 +16,7 @@ from broker.rpc import reception
 from broker.rpc.reception import BegunCall, CallKind, Places, Shares, Turns
 from broker.rpc.unfinished_messages import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
+from broker.runtime.foreground import Foreground
 
 TURNS = 4
 NO_BOUND = UnfinishedMessages(1 << 40, 1, Trimmer(1_000))
@@ -45,7 +46,9 @@ class Call:
 
 
 def make_places(most: int, seconds: float = 0.2) -> Places:
-    return Places(CallKind.SHORT, most, most, Turns(TURNS, seconds), Trimmer(1_000), NO_BOUND)
+    return Places(
+        CallKind.SHORT, most, most, Turns(TURNS, seconds), Trimmer(1_000), NO_BOUND, Foreground(lambda: False)
+    )
 
 
 async def call(places: Places, peer: str, *, is_silent: bool) -> bytes:
@@ -92,7 +95,8 @@ async def test_a_call_is_served_however_many_only_begin(connections: int):
 
 
 async def test_calls_that_wait_to_be_read_are_bounded_and_the_oldest_of_most_gives_way():
-    places = Places(CallKind.SHORT, 1_000, 10, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND)
+    foreground = Foreground(lambda: False)
+    places = Places(CallKind.SHORT, 1_000, 10, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND, foreground)
     tasks: list[asyncio.Task[bytes]] = []
     for number in range(40):
         peer = "friend" if number == 0 else f"stranger {number % 3}"
@@ -102,9 +106,11 @@ async def test_calls_that_wait_to_be_read_are_bounded_and_the_oldest_of_most_giv
         await asyncio.sleep(0)
     assert all(isinstance(task.exception(), LimitReached) for task in tasks if task.done())
     assert not tasks[0].done() and not any(task.done() for task in tasks[-9:])
+    assert foreground.calls == 10
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    assert foreground.calls == 0
 
 
 async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +127,9 @@ async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPa
 
 async def test_a_turn_that_was_taken_from_a_connection_is_not_its_own_again():
     """Its next call waits already, and for whom the turn was freed comes later."""
-    places = Places(CallKind.SHORT, 20, 20, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND)
+    places = Places(
+        CallKind.SHORT, 20, 20, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND, Foreground(lambda: False)
+    )
     greedy = [asyncio.create_task(call(places, "greedy", is_silent=True)) for _ in range(TURNS + 1)]
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
@@ -133,7 +141,7 @@ async def test_a_turn_that_was_taken_from_a_connection_is_not_its_own_again():
 
 async def test_the_connection_with_most_calls_gives_way():
     turns = Turns(TURNS, 30)
-    places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000), NO_BOUND)
+    places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000), NO_BOUND, Foreground(lambda: False))
     tasks: list[asyncio.Task[bytes]] = []
 
     async def begin(peer: str) -> asyncio.Task[bytes]:

@@ -19,6 +19,7 @@ from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.model import FLAG_DELAYED, ROW, Position
+from broker.runtime.foreground import Foreground
 from broker.storage.blocks import LedgerName
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
@@ -114,7 +115,11 @@ class PendingWorld:
         self.now_ms = NOW
         self.due: set[Position] = set()
         self.look = ScheduledLook(
-            self.log, lambda: self, StandingClock(), lambda position, _: position in self.due
+            self.log,
+            lambda: self,
+            StandingClock(),
+            lambda position, _: position in self.due,
+            Foreground(lambda: False),
         )
         self.unindexed: list[tuple[int, np.ndarray, np.ndarray]] = []
 

@@ -1,0 +1,50 @@
+"""Long work gives way to whoever is served, and goes on all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.runtime.foreground import Foreground
+from broker.runtime.supervise import YieldBudget
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+
+
+def run(foreground: Foreground, then_s: float = 1.0) -> tuple[float, float]:
+    """Return the virtual seconds of a step beside a call that ends after a while, and of one when it has ended."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> tuple[float, float]:
+        def end() -> None:
+            foreground.calls = 0
+
+        loop.call_later(then_s, end)
+        budget, took = YieldBudget(clock, 0.0, foreground=foreground), []
+        for _ in range(2):
+            begin = loop.time()
+            await budget.spent()
+            took.append(loop.time() - begin)
+            await asyncio.sleep(then_s)
+        return took[0], took[1]
+
+    return run_sim(scenario, 1)
+
+
+def test_a_step_waits_for_a_call_and_not_without_one() -> None:
+    foreground = Foreground(lambda: False)
+    foreground.calls = 1
+    beside, alone = run(foreground, 0.0035)
+    assert 0.0035 <= beside < 0.006
+    assert alone < 0.001
+
+
+def test_a_step_waits_for_a_record_of_somebody_that_is_being_written() -> None:
+    beside, alone = run(Foreground(lambda: True))
+    assert beside >= 0.005
+    assert alone >= 0.005
+
+
+def test_who_is_served_at_all_times_does_not_stop_the_work() -> None:
+    foreground = Foreground(lambda: False)
+    foreground.calls = 1
+    beside, _ = run(foreground)
+    assert 0.005 <= beside < 0.05
