@@ -3,8 +3,8 @@
 Decoding a thousand messages one by one costs more than storing them. All messages of a batch are walked
 together instead: each round reads the next field of every message with a few NumPy operations. Whatever does
 not have the plain form that every protobuf library writes (a tag beyond one byte, an unknown field, a length
-that leads nowhere) is answered with None: the caller then has the typed parser decide, which also writes the
-plain form of what it accepts. Pure.
+that leads nowhere, a payload behind another field) is answered with None: the caller then has the typed parser
+decide, which also writes the plain form of what it accepts. Pure.
 """
 
 from __future__ import annotations
@@ -95,18 +95,22 @@ class Fields:
 def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_max: int) -> Fields | None:
     """Read the fields of all messages `buffer[starts[i]:ends[i]]`; None if one has not the plain form.
 
-    `fields_max` bounds the rounds: more fields than that in one message are not plain either.
+    `fields_max` bounds the rounds: more fields than that in one message are not plain either. A payload is the first
+    field, so that no message is stored with two of them: clients that read the payloads of many messages at once take
+    as many as there are messages for one of each.
     """
     octets = Octets(buffer)
     columns = Fields.absent(len(starts))
     at, some = starts, np.arange(len(starts))
     at, ends, some = _unfinished(at, ends, some)
-    for _ in range(fields_max):
+    for place in range(fields_max):
         if not len(at):
             return columns.whole()
         tags = octets.bytes[at]
         tag = int(tags[0])
         is_same = np.count_nonzero(tags == tag) == len(tags)  # much cheaper, and how most batches look
+        if place and np.count_nonzero(tags == _PAYLOAD):
+            return None
         values, widths = _varints(octets, at + 1)
         if widths is None:
             return None

@@ -55,6 +55,17 @@ async def test_sample_of_the_contract(client: postdate.Client) -> None:
     assert (await client.stats("orders"))[0].subscriptions[0].ready_messages == 0
 
 
+async def test_a_payload_that_a_producer_wrote_twice_is_not_that_of_another_message(
+    client: postdate.Client, wire: Wire
+) -> None:
+    messages = [b"\x0a\x01a\x0a\x01b", *(b"\x0a\x02%02d" % number for number in range(20)), b""]
+    request = b"\x0a\x06orders" + b"".join(b"\x12" + bytes((len(each),)) + each for each in messages)
+    await within(wire.raw("/postdate.v1.ProducerService/Produce")(request))
+    async with client.subscribe("orders", "billing", initial_position=EARLIEST) as subscription:
+        payloads = [message.payload for message in await take(subscription, len(messages))]
+    assert payloads == [b"b", *(b"%02d" % number for number in range(20)), b""]
+
+
 @pytest.mark.parametrize("limit", [10_000, 2_000], ids=["default", "lower"])
 async def test_very_many_messages_are_settled_whatever_the_broker_takes_at_once(
     serve: Serve, limit: int

@@ -1,8 +1,9 @@
 """The deliveries of one response as columns, from which messages are made as they are taken.
 
 Deliveries side by side are, on the wire, one delivery whose fields are repeated. So the parser, told so, gives the ids
-and payloads of all of them as arrays, where each delivery, its id and its message were objects before. Whatever else is
-asked of one is read by the parser of the API, from the same bytes.
+and payloads of all of them as arrays, where each delivery, its id and its message were objects before. The broker has
+stored no message with two payloads, whatever its producer wrote, so as many payloads as messages are one of each.
+Whatever else is asked of one is read by the parser of the API, from the same bytes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
@@ -141,6 +141,9 @@ def check_columns(decoded: DecodedProduce, request: Any) -> None:
     assert batch.crcs.tolist() == [google_crc32c.value(frame) for frame in frames]
     # A frame is the field `Delivery.message` and nothing else.
     assert [stored_message(frame) for frame in frames] == messages
+    bodies = decode.ProduceEnvelope.FromString(batch.frames).messages
+    # Clients take as many payloads as messages for one of each.
+    assert all(len(decode.MessageColumns.FromString(each).payload) < 2 for each in bodies)
 
 
 def stored_message(frame: bytes) -> Any:
@@ -241,6 +244,7 @@ def test_columns_and_frames_are_those_of_the_typed_messages(some: list[Any], cou
 
 
 @given(some=st.lists(raw_messages(odd=False), min_size=1, max_size=4), count=counts)
+@example(some=[text(0x0A, b"a") + text(0x0A, b"b"), b""], count=MANY)  # as many payloads as messages
 def test_fields_in_any_order_repeated_and_padded_are_read_as_typed(some: list[bytes], count: int):
     check(request_of(*cycled(some, count)))
     check(request_of(*cycled(some, count)), PLENTY)

@@ -69,7 +69,7 @@ def test_numbers_of_every_width_are_read_and_the_last_one_counts(messages: list[
 def test_texts_are_found_where_they_are():
     fields = scan(
         [
-            text(0x12, b"key") + text(0x0A, b"12345"),
+            text(0x0A, b"12345") + text(0x12, b"key"),
             b"",
             text(0x1A, b"abcd")
             + text(0x1A, b"")
@@ -113,6 +113,8 @@ def test_an_empty_key_is_none():
         "varint without an end": b"\x20" + b"\x80" * 11,
         "varint of more than 64 bits": b"\x20" + b"\xff" * 9 + b"\x02",
         "varint that leads out": b"\x20\x80",
+        "two payloads": text(0x0A, b"a") + text(0x0A, b"b"),
+        "two payloads, one empty": text(0x0A, b"") + text(0x0A, b"b"),
         "length that leads out": b"\x0a\x02x",
         "negative length": b"\x0a" + varint(-1),
         "length beyond all": b"\x0a" + varint((1 << 63) - 1),
