@@ -1,8 +1,10 @@
-"""Depth of this run: profiles of Hypothesis, and which tests are left to the deep run."""
+"""Depth of this run: profiles of Hypothesis, which tests are left to the deep run, and where files of tests lie."""
 
 import gc
+import os
 import signal
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,11 @@ from tests.depth import DEPTH, load_profile
 from tests.lanes import TwoEnds, UnreadFile, make_module, run_item, sort_items, tell
 
 load_profile()
+
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES_MIN = 2 << 30
+_IN_MEMORY = frozenset({"wire", "jobs"})
+"""Folders of tests that promise nothing about a disk: their waits for its syncs are half of their time."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,3 +79,22 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Of a test that promises nothing about a disk the folder is in memory, where there is room; in a deep run none is."""
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    if room not in _IN_MEMORY or DEPTH == "deep" or not _has_room():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="postdate-test-", dir=_MEMORY) as folder:
+        yield Path(folder)
+
+
+def _has_room() -> bool:
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize >= _MEMORY_BYTES_MIN

@@ -398,15 +398,15 @@ class Limiter:
 def _rate_exceeded(limit: Limit, shortage: Shortage) -> LimitReached:
     unit = shortage.key.removesuffix("s_per_second")
     whose = "each of its principals" if limit.principals is not None else "all callers together"
-    return _exceeded(
+    return LimitReached(
         f"Limit {limit.name!r} allows {whose} {_counted(shortage.per_second, unit)} per second: "
         f"this batch has {shortage.asked}, and {shortage.left} may be sent now",
-        "LIMIT_RATE_EXCEEDED",
-        -(-shortage.wait_ns // 1_000_000),
-        limit,
-        shortage.key,
-        shortage.per_second,
-        shortage.left,
+        reason="LIMIT_RATE_EXCEEDED",
+        retry_after_ms=-(-shortage.wait_ns // 1_000_000),
+        limit=limit.name,
+        exceeded=shortage.key,
+        allowed=shortage.per_second,
+        left=shortage.left,
     )
 
 
@@ -426,43 +426,29 @@ def _pending_exceeded(limit: Limit, totals: LimitTotals, messages: int, bytes_: 
             )
         used = tally.used or 0
         if tally.exceeds(asked, most):
-            return _exceeded(
+            return LimitReached(
                 f"Limit {limit.name!r} allows its topics {_counted(most, what)}: there are {used}, "
                 f"and this batch has {asked}",
-                "LIMIT_PENDING_EXCEEDED",
-                _RETRY_MS,
-                limit,
-                key,
-                most,
-                most - used,
+                reason="LIMIT_PENDING_EXCEEDED",
+                retry_after_ms=_RETRY_MS,
+                limit=limit.name,
+                exceeded=key,
+                allowed=most,
+                left=max(0, most - used),
             )
     return None
 
 
 def _topics_exceeded(limit: Limit, tally: LimitTally) -> LimitReached:
     used = tally.used or 0
-    return _exceeded(
-        f"Limit {limit.name!r} allows {_counted(limit.topics_max, 'topic')}, and there are {used}",
-        "LIMIT_TOPICS_EXCEEDED",
-        _RETRY_MS,
-        limit,
-        "topics_max",
-        limit.topics_max,
-        limit.topics_max - used,
-    )
-
-
-def _exceeded(
-    message: str, reason: str, retry_after_ms: int, limit: Limit, key: str, allowed: int, left: int
-) -> LimitReached:
     return LimitReached(
-        message,
-        reason=reason,
-        retry_after_ms=retry_after_ms,
+        f"Limit {limit.name!r} allows {_counted(limit.topics_max, 'topic')}, and there are {used}",
+        reason="LIMIT_TOPICS_EXCEEDED",
+        retry_after_ms=_RETRY_MS,
         limit=limit.name,
-        exceeded=key,
-        allowed=allowed,
-        left=max(0, left),
+        exceeded="topics_max",
+        allowed=limit.topics_max,
+        left=max(0, limit.topics_max - used),
     )
 
 
