@@ -65,7 +65,6 @@ from broker.storage.segment import (
 log = get_logger(__name__)
 
 _GROWTH_BYTES = 256 * KIB
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Bytes by which a new segment's file is lengthened ahead of its groups: a sync has no new length to make durable then.
 
 This takes no blocks, so the sync of a group that begins a new block waits for the file system's own journal as before;
@@ -73,6 +72,8 @@ what gains are groups that fit into a block that is there, as those of single me
 
 _SHRINK_SHARE = 64
 """Share of a full segment that makes an active one worth a roll when nobody appends."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
