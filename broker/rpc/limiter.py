@@ -286,8 +286,12 @@ class Limiter:
                 total.take(messages, bytes_)
                 total.arrive(messages, bytes_)
 
-    def uses(self, topic: str) -> list[LimitUse]:
-        """Return the bounds of all limits that hold for a topic, in the order of the file."""
+    def uses(self, topic: str, principal: str | None = None) -> list[LimitUse]:
+        """Return the bounds of the limits that hold for a topic, in the order of the file.
+
+        With a principal those that hold for what he sends there.
+        """
+        limits = self._limits.of_topic(topic) if principal is None else self._limits.of(principal, topic)
         return [
             LimitUse(
                 limit.name,
@@ -297,7 +301,7 @@ class Limiter:
                 limit.principals is not None,
                 self._counters.limit_refusals[limit.name, key],
             )
-            for limit in self._limits.of_topic(topic)
+            for limit in limits
             for key, allowed, used in self._bounds(limit)
         ]
 

@@ -104,9 +104,17 @@ class PageCalls:
         """Return whether somebody may see what is about the whole broker: who manages all topics."""
         return self.allows(principal, "ListBackups")
 
-    def limits_of(self, topic: str) -> Sequence[LimitUse]:
-        """Return the limits of the access file that hold for a topic."""
-        return [] if self._port.access is None else self._port.access.limiter.uses(topic)
+    def limits_of(self, topic: str, principal: str) -> Sequence[LimitUse]:
+        """Return the limits of a topic that somebody may see.
+
+        Who produces to it sees those that may refuse him, and not what others are allowed; who manages it sees all.
+        """
+        access = self._port.access
+        if access is None:
+            return []
+        if self.allows(principal, "UpdateTopic", topic):
+            return access.limiter.uses(topic)
+        return access.limiter.uses(topic, principal) if self.allows(principal, "Produce", topic) else []
 
     async def call(
         self, name: str, fields: Mapping[str, Any], authorization: str, address: str

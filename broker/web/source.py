@@ -128,8 +128,8 @@ class PagePort(Protocol):
     def sees_all(self, principal: str) -> bool:
         """Return whether somebody may see what is about the whole broker."""
 
-    def limits_of(self, topic: str) -> Sequence[LimitRow]:
-        """Return the limits that hold for a topic."""
+    def limits_of(self, topic: str, principal: str) -> Sequence[LimitRow]:
+        """Return the limits of a topic that somebody may see."""
 
     async def call(
         self, name: str, fields: Mapping[str, Any], authorization: str, address: str

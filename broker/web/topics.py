@@ -160,16 +160,11 @@ async def show_topic(visit: Visit) -> web.Response:
         index_bytes=index.disk_bytes,
         subscriptions=[_subscription_row(broker, topic, subscription) for subscription in page],
         settings_rows=_settings(topic.policy, topic.policies.own),
-        limits=visit.site.calls.limits_of(topic.name) if _may_see_limits(visit, topic) else [],
+        limits=visit.site.calls.limits_of(topic.name, visit.principal),
         bulk_changes=list_bulk_changes(topic) if visit.may("ListBulkChanges", topic.name) else [],
         next_link=here + "?" + urlencode({"after": page[-1].name}) if len(subscriptions) > len(page) else "",
         first_link=here if after else "",
     )
-
-
-def _may_see_limits(visit: Visit, topic: Topic) -> bool:
-    """Return whether somebody may be told what refusals tell, or sets what else bounds the topic."""
-    return visit.may("Produce", topic.name) or visit.may("UpdateTopic", topic.name)
 
 
 async def change_subscription(visit: Visit) -> web.Response:

@@ -276,6 +276,11 @@ principals = ["token:*"]
 bytes_per_second = "10KiB"
 
 [[limit]]
+name = "trial-of-ada"
+principals = ["token:ada"]
+messages_per_second = 7
+
+[[limit]]
 name = "team"
 topics = ["orders*"]
 pending_messages = 3
@@ -304,6 +309,7 @@ async def test_a_topic_shows_its_limits_and_what_is_used_to_who_produces_or_mana
             text = await pages.get("/topics/orders")
             assert ("<h2>Limits</h2>" in text) is sees, name
             assert "raise-of-eve" not in text
+            assert ("trial-of-ada" in text) is (name == "operator"), name
         await company.log_in("producer")
         place = "/topics/orders/produce"
         await pages.post(place, payload="hello", how="text", when="now")
