@@ -54,7 +54,7 @@ _HTTP_STATUS = {
 """Others are 500."""
 _REASON_CHARS_MAX = 500
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Call(NamedTuple):
