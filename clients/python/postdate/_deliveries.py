@@ -94,13 +94,16 @@ class Deliveries:
 
     @property
     def typed(self) -> Sequence[consumer_pb2.Delivery]:
-        """All of them, as messages of the API."""
-        if self._typed is None:
-            self._typed = consumer_pb2.SubscribeResponse.FromString(self._raw).batch.deliveries
-        return self._typed
+        """All of them, as messages of the API. They are all that is kept then: whoever holds one message holds them."""
+        raw, typed = self._raw, self._typed  # in this order: another thread may be in here, too
+        if typed is None:
+            self._typed = typed = consumer_pb2.SubscribeResponse.FromString(raw).batch.deliveries
+            self._payloads, self._raw = None, b""
+        return typed
 
     def payload(self, place: int) -> bytes:
-        return self.typed[place].message.payload if self._payloads is None else self._payloads[place]
+        payloads = self._payloads
+        return self.typed[place].message.payload if payloads is None else payloads[place]
 
 
 def read_response(raw: bytes) -> consumer_pb2.SubscribeResponse | Deliveries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -125,6 +126,37 @@ class _Batch:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+
+def test_what_was_read_whole_is_not_kept_on_the_wire_form_too() -> None:
+    tracemalloc.start()
+    try:
+        found = read(frame([delivery_of(7, entry_id, bytes(1 << 18)) for entry_id in (1, 2)]))
+        before = tracemalloc.get_traced_memory()[0]
+        message = Message(found, 1, HOLDER)
+        assert message.key == ""
+        assert before - tracemalloc.get_traced_memory()[0] > 1 << 18
+        assert found._payloads is None  # nor the columns
+    finally:
+        tracemalloc.stop()
+    assert message.payload == bytes(1 << 18)
+
+
+def test_threads_may_ask_at_once() -> None:
+    found = read(frame([delivery_of(7, entry_id) for entry_id in (1, 2)]))
+    parse = consumer_pb2.SubscribeResponse.FromString
+    calls: list[int] = []
+
+    def interrupted(raw: bytes) -> Any:
+        calls.append(len(raw))
+        if len(calls) == 1:
+            assert found.typed[1].id.entry_id == 2  # another thread's turn
+        return parse(raw)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumer_pb2.SubscribeResponse, "FromString", staticmethod(interrupted))
+        assert found.typed[0].id.entry_id == 1
+    assert calls[0] == calls[1]
 
 
 def test_a_batch_behind_a_field_that_nobody_knows_is_read_too() -> None:
