@@ -53,7 +53,7 @@ ROWS = (
         "ratio",
         "x",
         "one message awaited (unary), of fdatasync + round trip",
-        2.0,
+        1.4,
         "less",
     ),
     Row("deliver", "deliver", "rate", "msg/s", "deliver and ack what is due, raw stubs, 100 B", 500_000),
