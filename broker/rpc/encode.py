@@ -9,6 +9,8 @@ headers of a batch are the rows of one matrix. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,7 +30,7 @@ _LOW_56 = np.uint64((1 << 56) - 1)
 _ID, _, _PUBLISH_TIME_MS, _DELIVER_AT_MS, _DELIVERY_ATTEMPT = tags_of(
     consumer_pb2.Delivery, "id", "message", "publish_time_ms", "deliver_at_ms", "delivery_attempt"
 ).values()
-LEDGER_ID, ENTRY_ID = tags_of(message_pb2.MessageId, "ledger_id", "entry_id").values()
+_LEDGER_ID, _ENTRY_ID = tags_of(message_pb2.MessageId, "ledger_id", "entry_id").values()
 _DELIVERY = tag_of("deliveries", consumer_pb2.Batch, consumer_pb2.ReceiveResponse)
 _DELIVERY_HEAD = bytes((_DELIVERY,))
 _BATCH_HEAD = bytes((tag_of("batch", consumer_pb2.SubscribeResponse),))
@@ -39,22 +41,13 @@ def encode_deliveries(batch: DeliveryBatch) -> bytes:
     if len(batch) <= _FEW_DELIVERIES:
         return _encode_few(batch)
     rows = batch.rows
-    ids: list[tuple[int, Array]] = [(LEDGER_ID, batch.ledger_ids), (ENTRY_ID, batch.entry_ids)]
-    facts: list[tuple[int, Array]] = [
+    facts = [
         (_PUBLISH_TIME_MS, rows["publish_time_ms"]),
         (_DELIVER_AT_MS, batch.deliver_at_ms),
         (_DELIVERY_ATTEMPT, batch.attempts),
     ]
-    id_width = sum(1 + varint_width(values) for _, values in ids)
-    rest_width = 2 + id_width + sum(1 + varint_width(values) for _, values in facts)
-    lengths = rows["length"].astype(np.int64) + rest_width
-    head = np.empty((len(batch), 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
-    at = put_varints(head, 0, _DELIVERY, lengths)
-    head[:, at] = _ID
-    head[:, at + 1] = id_width
-    at += 2
-    for tag, values in (*ids, *facts):
-        at = put_varints(head, at, tag, values)
+    following = rows["length"].astype(np.int64)
+    head = message_heads(_DELIVERY, (_ID, batch.ledger_ids, batch.entry_ids), facts, following)
     parts: list[bytes] = [b""] * (2 * len(batch))
     parts[0::2] = np.frombuffer(head.tobytes(), dtype=f"V{head.shape[1]}").tolist()
     parts[1::2] = batch.frames
@@ -89,13 +82,35 @@ def encode_batch_response(batch: DeliveryBatch) -> bytes:
     return b"".join((_BATCH_HEAD, encode_varint(len(deliveries)), deliveries))
 
 
-def varint_width(values: Array) -> int:
+def _varint_width(values: Array) -> int:
     """Bytes of the largest value as a varint."""
     return _width_of(int(values.max()))
 
 
 def _width_of(value: int) -> int:
     return max(1, (value.bit_length() + 6) // 7)
+
+
+def message_heads(
+    tag: int, id_: tuple[int, Array, Array], facts: Sequence[tuple[int, Array]], following: Array
+) -> npt.NDArray[np.uint8]:
+    """Beginnings of messages side by side, a row each: tag, length, id (its tag, ledgers, entries) and other numbers.
+
+    So many bytes as `following` says belong to each message beyond its row.
+    """
+    id_tag, ledger_ids, entry_ids = id_
+    ids = ((_LEDGER_ID, ledger_ids), (_ENTRY_ID, entry_ids))
+    id_width = sum(1 + _varint_width(column) for _, column in ids)
+    rest_width = 2 + id_width + sum(1 + _varint_width(column) for _, column in facts)
+    lengths = following + rest_width
+    rows = np.empty((len(lengths), 1 + _varint_width(lengths) + rest_width), dtype=np.uint8)
+    at = put_varints(rows, 0, tag, lengths)
+    rows[:, at] = id_tag
+    rows[:, at + 1] = id_width
+    at += 2
+    for each, column in (*ids, *facts):
+        at = put_varints(rows, at, each, column)
+    return rows
 
 
 def put_varints(head: npt.NDArray[np.uint8], at: int, tag: int, values: Array) -> int:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from broker.delayed.due_rows import Key
 from broker.model import Array
 from broker.rpc.decode import MessageColumns, ProduceEnvelope
-from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
+from broker.rpc.encode import message_heads
 from broker.storage.message_fields import tag_of, tags_of, varint_at
 from broker.storage.varint import encode_varint
 from broker.topics.message_look import MessageStanding
@@ -103,20 +103,9 @@ def _encode_columns(
     count = len(results)
     if not count:
         return b""
-    ids = [(LEDGER_ID, ledger_ids), (ENTRY_ID, entry_ids)]
     facts = [(_RESULT, results), (_DELIVER_AT_MS, deliver_at_ms)]
-    id_width = sum(1 + varint_width(column) for _, column in ids)
-    rest_width = 2 + id_width + sum(1 + varint_width(column) for _, column in facts)
-    lengths = np.full(count, rest_width, dtype=np.int64)
-    if tails:
-        lengths += np.fromiter(map(len, tails), np.int64, count)
-    rows = np.empty((count, 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
-    at = put_varints(rows, 0, _OUTCOME, lengths)
-    rows[:, at] = _ID
-    rows[:, at + 1] = id_width
-    at += 2
-    for tag, column in (*ids, *facts):
-        at = put_varints(rows, at, tag, column)
+    following = np.fromiter(map(len, tails), np.int64, count) if tails else np.zeros(count, dtype=np.int64)
+    rows = message_heads(_OUTCOME, (_ID, ledger_ids, entry_ids), facts, following)
     if not tails:
         return rows.tobytes()
     parts: list[bytes] = [b""] * (2 * count)
@@ -230,8 +219,7 @@ def _encode_page(
     """As `encode_scheduled`: what has a fixed width as the rows of one matrix, then message and key."""
     count, entries = len(page), page.entries
     sizes = np.fromiter(map(len, messages), np.int64, count)
-    ids: list[tuple[int, Array]] = [(LEDGER_ID, entries.ledger_ids), (ENTRY_ID, entries.entry_ids)]
-    facts: list[tuple[int, Array]] = [
+    facts = [
         (_SHOWN_DELIVER_AT_MS, entries.deliver_at_ms),
         (_PUBLISH_TIME_MS, page.publish_time_ms),
         (_STATE, np.full(count, page.state.value)),
@@ -239,21 +227,13 @@ def _encode_page(
         (_SIZE_BYTES, np.fromiter(map(len, page.frames), np.int64, count)),
         (_MESSAGE, sizes),
     ]
-    id_width = sum(1 + varint_width(column) for _, column in ids)
-    rest_width = 2 + id_width + sum(1 + varint_width(column) for _, column in facts)
     tails = [b""] * count
     for place, key in zip(np.flatnonzero(page.schedule_hashes).tolist(), keys, strict=True):
         tails[place] = b"".join((_SHOWN_KEY_HEAD, encode_varint(len(key)), key))
-    lengths = rest_width + sizes + np.fromiter(map(len, tails), np.int64, count)
-    head_width = 1 + varint_width(lengths) + rest_width
-    fitting = max(1, int((lengths + (head_width - rest_width)).cumsum().searchsorted(room, "right")))
-    rows = np.empty((count, head_width), dtype=np.uint8)
-    at = put_varints(rows, 0, _SCHEDULED, lengths)
-    rows[:, at] = _SHOWN_ID
-    rows[:, at + 1] = id_width
-    at += 2
-    for tag, column in (*ids, *facts):
-        at = put_varints(rows, at, tag, column)
+    following = sizes + np.fromiter(map(len, tails), np.int64, count)
+    rows = message_heads(_SCHEDULED, (_SHOWN_ID, entries.ledger_ids, entries.entry_ids), facts, following)
+    head_width = rows.shape[1]
+    fitting = max(1, int((following + head_width).cumsum().searchsorted(room, "right")))
     parts: list[bytes] = [b""] * (3 * fitting)
     parts[0::3] = np.frombuffer(rows[:fitting].tobytes(), dtype=f"V{head_width}").tolist()
     parts[1::3] = messages[:fitting]
