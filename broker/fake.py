@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pyroaring import BitMap
 
 from broker.config import BrokerConfig
+from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalFile, LocalVfs
@@ -138,8 +139,11 @@ class FakeBroker:
         self._extend(kept, left_ms)
         stop_ms = min((time_ms for time_ms in self._next_times_ms() if time_ms > now_ms), default=until_ms)
         paced_ms = min(self._paced_until_ms(), default=until_ms)
-        # No longer than pacing waits: what it saves up meanwhile is bounded.
-        step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min), max(paced_ms - now_ms, 1))
+        recurs_ms = self._broker.recurring.next_ms or until_ms
+        # No longer than pacing waits, as what it saves up meanwhile is bounded, and never past the time at which a
+        # recurring schedule stores its next message: it would be missed.
+        exact_ms = max(min(paced_ms, recurs_ms) - now_ms, 1)
+        step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min), exact_ms)
         self._clock.ahead_ms += step_ms
         for topic in self._topics():
             for subscription in topic.subscriptions.values():
@@ -176,12 +180,19 @@ class FakeBroker:
         self._loop.close()
         self._folder.cleanup()
 
-    def _topics(self) -> Iterable[Topic]:
+    @property
+    def _broker(self) -> Broker:
         assert self._server is not None
-        return self._server.broker.registry.topics.values()
+        return self._server.broker
+
+    def _topics(self) -> Iterable[Topic]:
+        return self._broker.registry.topics.values()
 
     def _is_busy(self) -> bool:
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        recurs_ms = self._broker.recurring.next_ms
+        if recurs_ms is not None and recurs_ms <= now_ms:
+            return True
         for topic in self._topics():
             due_ms = topic.index.next_due_ms()
             if (due_ms is not None and due_ms <= now_ms) or topic.index.tracker.needs_load(now_ms):

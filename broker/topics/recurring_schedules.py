@@ -170,6 +170,13 @@ class RecurringSchedules:
                 if timer is not None:
                     timer.cancel()
 
+    @property
+    def next_ms(self) -> int | None:
+        """The time at which something is to be stored next, 0 while it is under way; None: never."""
+        if self._due:
+            return 0
+        return self._heap[0][0] if self._heap else None
+
     def _check_ahead(self, topic: Topic, name: str) -> None:
         """Withdraw what is stored ahead at another time than the rule says now: the zone has changed its rules."""
         state = topic.recurring.get(name)

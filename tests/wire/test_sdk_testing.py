@@ -94,6 +94,19 @@ async def test_as_many_come_as_the_pace_allows(fake, client):
         assert len(await take(subscription)) == 3
 
 
+async def test_no_occurrence_of_a_recurring_schedule_is_missed_on_the_way(fake, client):
+    schedule = postdate.RecurringSchedule(
+        name="four-a-day", interval=6 * HOUR, payload=b"x", overdue=postdate.RecurringOverdue.NONE
+    )
+    # Longer than an advance that stops at each of 200 moments would leave to the next one.
+    async with client.subscribe("t", "s") as subscription:
+        await client.recurring.put("t", schedule)
+        expected = await client.recurring.preview("t", schedule, count=40)
+        await fake.advance(10 * DAY)
+        received = await subscription.receive_many(timeout=NOW)
+        assert [message.deliver_at for message in received] == [each.time for each in expected]
+
+
 async def test_what_expires_after_it_was_due_is_delivered_before(fake, client):
     async with client.subscribe("t", "s") as subscription:
         await send(client, b"x", deliver_after=HOUR, ttl=HOUR)
