@@ -17,6 +17,8 @@ crash every entry that is not settled is UNSENT or QUEUED.
 Invariants:
   STATES-1  An entry named by a record that is not durable yet (RETURNING, SETTLING) is not handed out.
   STATES-2  An entry is in one state: the columns are disjoint.
+  STATES-3  What was handed out and came back is told from what is new wherever it waits meanwhile: by its record until
+      it is settled; if it was taken back unsent, by a set until it is handed out again, settled or moved.
 """
 
 from __future__ import annotations
@@ -122,6 +124,7 @@ class EntryStates:
         self.cursor = cursor
         self.leases = Leases(self._on_lease_end)
         self.redelivery = redelivery
+        self._unrecorded: Entries = {}  # what keeps its place, and no record tells of
         self._columns: dict[State, Entries] = {
             State.QUEUED: redelivery.queued,
             State.PARKED: {},
@@ -136,6 +139,7 @@ class EntryStates:
     def handed_out(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """A consumer holds entries until its lease ends."""
         self._check("handed_out", entries)
+        self._forget_place(entries)
         self.leases.grant(consumer_id, entries, deadline_ns)
 
     def take(self, now_ms: int, limit: int) -> tuple[int, UInt32Column] | None:
@@ -158,9 +162,12 @@ class EntryStates:
         remove_entries(self._columns[State.PARKED], entries)
 
     def park_cleared(self) -> None:
-        """The dispatcher forgets what it has parked."""
+        """The dispatcher forgets what it has parked, which keeps its place."""
         parked = self._columns[State.PARKED]
+        if not parked:
+            return
         self.redelivery.push(0, parked)
+        self._lost.append(dict(parked))
         parked.clear()
 
     def taken_back(
@@ -171,6 +178,7 @@ class EntryStates:
         self._end_hold(consumer_id, entries)
         self.redelivery.push(not_before_ms, entries)
         if keeps_place:
+            merge_entries(self._unrecorded, entries)
             self._lost.append(entries)
 
     # -- decisions: a record is on its way -------------------------------------------------------------------
@@ -203,6 +211,7 @@ class EntryStates:
     def settling(self, entries: Entries) -> None:
         """A record settles entries, whoever has them."""
         self._check("settling", entries)
+        self._forget_place(entries)
         self.leases.settle(entries)
         self.redelivery.forget(entries)
         for state in (State.PARKED, State.GIVING_UP, State.RETURNING):
@@ -214,6 +223,7 @@ class EntryStates:
     def settled(self, entries: Entries, spans: LedgerSpans) -> Entries:
         """Entries are done; the answer holds those that were not before."""
         fresh = self.cursor.settle(entries, spans)
+        self._forget_place(entries)
         self.leases.settle(entries)
         self.redelivery.settle(entries)
         for state in (State.PARKED, *PROMISED):
@@ -231,6 +241,7 @@ class EntryStates:
 
     def moved(self, entries: Entries) -> None:
         """Entries are due at another time: the index brings them, whatever they waited for until now."""
+        self._forget_place(entries)
         self.redelivery.forget(entries)
         remove_entries(self._columns[State.PARKED], entries)
 
@@ -271,6 +282,12 @@ class EntryStates:
                 entries = without_entries(entries, self._columns[state])
         return entries
 
+    def came_back(self, entries: Entries) -> Entries:
+        """Return which of some entries were handed out before and come before what is new, also if none was sent."""
+        came_back = self.redelivery.came_back(entries)
+        merge_entries(came_back, common_entries(entries, self._unrecorded))
+        return came_back
+
     def mask(self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State]) -> Mask:
         """For each of some rising ids, whether it is SETTLED or in one of some states."""
         mask = self.cursor.settled_mask(ledger_id, entry_ids)
@@ -297,6 +314,10 @@ class EntryStates:
             remove_entries(self._columns[State.GIVING_UP], entries)
         else:
             self.leases.take_back(consumer_id, entries)
+
+    def _forget_place(self, entries: Entries) -> None:
+        if self._unrecorded:
+            remove_entries(self._unrecorded, entries)
 
     def _check(self, event: str, entries: Entries) -> None:
         """Assert that an event may happen to all of some entries."""

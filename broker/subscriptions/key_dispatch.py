@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from broker.delayed.due_rows import DueRows
-from broker.model import Array, Int64Column, UInt32Column, members, merge_entries
+from broker.model import Array, Int64Column, UInt32Column, members
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
@@ -58,7 +58,8 @@ class KeyDispatch:
         self._clock = clock
         self._out = HandOut(subscription, clock)
         self._windows = DueWindows(subscription, self._out)
-        self._router = KeyRouter(subscription.states.column(State.RETURNING))
+        states = subscription.states
+        self._router = KeyRouter(states.column(State.RETURNING), states.came_back(states.redelivery.ready))
         self._by_seat: dict[int, Consumer] = {}
         self._returned = Parked()  # what came back
         self._parked = Parked()  # what was never sent
@@ -188,10 +189,7 @@ class KeyDispatch:
     def _came_back(self, taken: Taken) -> Mask:
         (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
         entries = entries_in(taken, slice(None))
-        came_back = self._subscription.states.redelivery.came_back(entries)
-        merge_entries(
-            came_back, self._router.back_among(entries)
-        )  # no record tells of what was taken back unsent
+        came_back = self._subscription.states.came_back(entries)
         nothing = np.zeros(len(taken.entry_ids), np.bool_)
         return members(taken.entry_ids, came_back[ledger_id]) if ledger_id in came_back else nothing
 

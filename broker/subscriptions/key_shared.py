@@ -68,8 +68,8 @@ def slots_of(key_hashes: UInt32Column) -> SlotColumn:
 class KeyRouter:
     """Owners of slots, and the slots that may be sent to their owners. Consumers have small numbers, their seats."""
 
-    def __init__(self, returning: Entries | None = None) -> None:
-        """`returning` was handed out before, by the dispatcher of consumers that all left, and comes back now."""
+    def __init__(self, returning: Entries | None = None, ready: Entries | None = None) -> None:
+        """Both were handed out by the dispatcher of consumers that all left: what comes back now, and what is back."""
         self.seats: dict[str, int] = {}
         self.owner: SeatColumn = np.full(SLOTS + 1, NOBODY, dtype=np.int32)  # NO_KEY stays nobody's
         self.blocked: Mask = np.zeros(SLOTS + 1, dtype=np.bool_)
@@ -88,6 +88,9 @@ class KeyRouter:
             merge_entries(before, returning)  # a copy: the records change `returning`
             self._coming.append((before, self._slots_holding(before)))
         self._back: Entries = {}
+        if ready:
+            merge_entries(self._back, ready)
+            self.behind |= self._slots_holding(ready)
 
     # -- consumers -------------------------------------------------------------------------------------------
 
@@ -196,10 +199,6 @@ class KeyRouter:
         if not self._back:
             self.behind[:] = False
         return True
-
-    def back_among(self, entries: Entries) -> Entries:
-        """Return which of some entries waited for redelivery at the last update and had been handed out before."""
-        return common_entries(entries, self._back)
 
     def _slots_holding(self, entries: Entries) -> Mask:
         """The slots of what was handed out; all of them if some was handed out by a dispatcher before this one."""

@@ -349,6 +349,18 @@ MUTATIONS = (
         "        if True:\n",
     ),
     _bug(
+        "what was taken back unsent is as new",
+        _STATES,
+        "            merge_entries(self._unrecorded, entries)\n",
+        "",
+    ),
+    _bug(
+        "what was taken back unsent is as new once it was parked",
+        _STATES,
+        "        merge_entries(self._columns[State.PARKED], entries)\n",
+        "        merge_entries(self._columns[State.PARKED], entries)\n        self._forget_place(entries)\n",
+    ),
+    _bug(
         "the first subscription begins at the end",
         _SUBSCRIPTIONS,
         "        if initial_position == EARLIEST or self._next_reserved_id == 1:",

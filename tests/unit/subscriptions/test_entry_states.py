@@ -38,7 +38,9 @@ def _holder(states: EntryStates, entries: Entries) -> str | None:
 
 EVENTS: dict[str, Callable[[EntryStates, Entries], object]] = {
     "handed_out": lambda states, entries: states.handed_out("a", entries, 1),
-    "taken_back": lambda states, entries: states.taken_back(_holder(states, entries), entries, 0),
+    "taken_back": lambda states, entries: states.taken_back(
+        _holder(states, entries), entries, 0, keeps_place=True
+    ),
     "returning": lambda states, entries: states.returning(_holder(states, entries), entries),
     "returned": lambda states, entries: states.returned(0, entries),
     "given_up": lambda states, entries: states.given_up(_holder(states, entries), entries),
@@ -109,6 +111,7 @@ def _walk(seed: int) -> int:
     rng = random.Random(seed)
     states, count = made(), 0
     model = {Position(LEDGER, entry_id): State.UNSENT for entry_id in range(COUNT)}
+    recorded, unrecorded = set[Position](), set[Position]()  # of what came back
     for _ in range(200):
         event = rng.choice(list(EVENTS))
         row = TRANSITIONS[event]
@@ -124,11 +127,20 @@ def _walk(seed: int) -> int:
         if not some:
             continue
         EVENTS[event](states, entries_of(some))
+        if event == "returned":
+            recorded |= {each for each in some if model[each] is not State.SETTLED}
+        elif event == "taken_back":
+            unrecorded |= some
+        if event in ("handed_out", "settling", "settled", "moved", "sought"):
+            unrecorded -= some
+        if event in ("settled", "sought"):
+            recorded -= some
         model |= {each: row[model[each]] for each in some}
         count += len(some)
         assert {each: state_of(states, each) for each in model} == model, event
         for state in NOT_UNSENT:
             assert states.count(state) == sum(each is state for each in model.values())
+        assert states.came_back(entries_of(model)) == entries_of(recorded | unrecorded), f"STATES-3: {event}"
     return count
 
 

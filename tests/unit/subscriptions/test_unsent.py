@@ -13,6 +13,7 @@ import pytest
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.entry_states import State
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
@@ -179,6 +180,67 @@ def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anyth
         subscription.work.set()
         await asyncio.sleep(1)
         assert [position for position, _ in times_of(inbox)] == positions
+        return node
+
+    run(scenario, ledger_max_entries=100)
+
+
+def test_a_key_keeps_its_order_when_what_was_never_sent_is_parked_and_catch_up_begins_again():
+    """At the second catch-up it must not be as new as what is found by position, behind what becomes due meanwhile."""
+
+    async def scenario(node: Node) -> Node:
+        topic = node.topic(TOPIC)
+        subscription = await node.create_subscription(TOPIC, "one", type_=SubscriptionType.KEY_SHARED)
+        consumer = attach(node, subscription)
+        keys = [f"key-{number}" for number in range(8)]
+        await node.produce(TOPIC, [Outgoing(b"first", key=key) for key in keys])
+        await asyncio.sleep(0.1)
+        full, taking = (node.attach(topic, subscription, permits=permits) for permits in (0, 1_000))
+        topic.subscriptions.detach(subscription, consumer)
+        await asyncio.sleep(0.1)
+        assert 0 < subscription.states.count(State.PARKED) < len(keys)
+        subscription.begin_catchup(subscription.frontier_ms)  # as when the replay queue overflows
+        await asyncio.sleep(0.1)
+        taking.consumer.permits = 0
+        subscription.begin_catchup(subscription.frontier_ms)
+        await node.produce(TOPIC, [Outgoing(b"second", key=key, deliver_after_ms=50) for key in keys])
+        await asyncio.sleep(0.1)
+        full.consumer.grant(100, 0)
+        subscription.work.set()
+        await asyncio.sleep(0.1)
+        full.poll()
+        half = len(full.received) // 2
+        assert [each.payload for each in full.received] == [b"first"] * half + [b"second"] * half
+        assert {each.attempt for each in full.received} == {1}
+        return node
+
+    run(scenario, ledger_max_entries=100)
+
+
+def test_a_key_keeps_its_order_when_a_dispatcher_finds_what_came_back_behind_what_is_new():
+    """Both wait in the redelivery queue: one that is due again after a step back of the clock, and one that came back."""
+
+    async def scenario(node: Node) -> Node:
+        topic = node.topic(TOPIC)
+        subscription = await node.create_subscription(TOPIC, "one", type_=SubscriptionType.KEY_SHARED)
+        consumer = attach(node, subscription, permits=1)
+        await node.produce(TOPIC, [Outgoing(b"timed", key="k", deliver_after_ms=1_000)])
+        await node.produce(TOPIC, [Outgoing(b"at once", key="k")])
+        await asyncio.sleep(1.5)
+        step(node, -1_000)
+        consumer.grant(1, 0)
+        assert consumer.next_nowait() is not None
+        subscription.work.set()
+        await asyncio.sleep(0.1)
+        assert subscription.states.count(State.QUEUED) == 1, "it waits for its time once more"
+        consumer.permits = 0
+        await asyncio.sleep(2)
+        topic.subscriptions.detach(subscription, consumer)
+        passing = attach(node, subscription, permits=0)
+        await asyncio.sleep(0.1)
+        topic.subscriptions.detach(subscription, passing)
+        inbox = node.attach(topic, subscription, permits=1)
+        assert [each.payload for each in await inbox.wait(2)] == [b"at once", b"timed"]
         return node
 
     run(scenario, ledger_max_entries=100)
