@@ -54,6 +54,9 @@ _HTTP_STATUS = {
 """Others are 500."""
 _REASON_CHARS_MAX = 500
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_UNKNOWN = re.compile(
+    r'Message type "(?P<message>postdate[\w.]+)" has no field named|for enum type (?P<enum>postdate[\w.]+)'
+)
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -162,9 +165,22 @@ def _parse(body: bytes, call: Call, traceparent: str) -> bytes:
                 message.traceparent = message.traceparent or traceparent
         return request.SerializeToString()
     except (ValueError, json_format.ParseError, RecursionError) as error:
-        # Without the list of fields, which has names that no document uses.
+        # Without protobuf's list of fields, which has names that no document uses.
         why = " ".join(str(error).split(" Available Fields")[0].split()).rstrip(".")[:_REASON_CHARS_MAX]
-        raise ValueError(f"No {call.request.DESCRIPTOR.name} in JSON: {why}") from error
+        raise ValueError(f"No {call.request.DESCRIPTOR.name} in JSON: {why}{_choice(why, call)}") from error
+
+
+def _choice(why: str, call: Call) -> str:
+    """Return what there is in place of a field or a value of an enum that is not known, by protobuf's words on it."""
+    found = _UNKNOWN.search(why)
+    if found is None:
+        return ""
+    pool = call.request.DESCRIPTOR.file.pool
+    if found["message"]:
+        names = [field.name for field in pool.FindMessageTypeByName(found["message"]).fields]
+    else:
+        names = [value.name for value in pool.FindEnumTypeByName(found["enum"]).values]
+    return f"; there are {', '.join(names)}"
 
 
 def _check_bytes(value: object, kind: Descriptor, path: str = "") -> None:

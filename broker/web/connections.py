@@ -40,8 +40,8 @@ class Timeouts:
     """From an answer to the next headers; the answer has to be taken within it, too."""
     body_seconds: float = 5.0
     """From the headers to the end of the body: pages send forms alone, which are small."""
-    request_seconds: float = 60.0
-    """From the end of the body to the answer."""
+    request_seconds: float = 75.0
+    """From the end of the body to the answer: longer than a call of Receive may wait."""
 
 
 class Connections:

@@ -144,6 +144,8 @@ async def test_what_is_to_be_tried_again_says_when(serve):
         (b"[]", "ProduceRequest"),
         (b"\xff", "ProduceRequest"),
         (b'{"topik": "t"}', "topik"),
+        (b'{"topik": "t"}', "; there are topic, messages, "),
+        (b'{"messages": [{"delay_ms": 5}]}', ", deliver_after_ms, schedule_key, "),
         (b'{"topic": 1}', "topic"),
         (b'{"topic": "t", "messages": [{"payload": "not base64!"}]}', "payload"),
         (

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from broker.rpc import consumer
 from broker.web.connections import HEAD_BYTES_MAX, Timeouts
 from broker.web.server import HttpServer
 
@@ -150,6 +151,10 @@ async def test_a_request_that_takes_too_long_is_cut():
     async with port(page, timeouts=Timeouts(request_seconds=0.1)) as server:
         client = await connect(server)
         assert await client.ask() == b""
+
+
+def test_a_receive_may_wait_for_as_long_as_the_api_says():
+    assert Timeouts().request_seconds >= consumer._WAIT_MS_MAX / 1_000 + 10
 
 
 async def test_beyond_the_limit_the_one_that_waited_longest_gives_its_place():
