@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import postdate
 import postdate.otel
+import postdate.sync
 from postdate import cli, postgres
 from tests.depth import at_depth, sampled
 from tests.postgres_server import PostgresServer, new_database, postgres_server
@@ -373,6 +374,22 @@ async def test_an_effect_takes_place_once_though_its_message_comes_again(client,
             await message.nack(timedelta(milliseconds=1))
     assert attempts == [1, 2, 3]
     assert effects == 1
+
+
+async def test_a_message_that_is_received_without_async_has_its_effect_once(client, conninfo, wire):
+    async with client.producer("orders") as producer:
+        await producer.send(b"1")
+
+    def changed_rows() -> list[int]:
+        with postdate.sync.connect(wire.server.grpc_address) as plain:
+            received = plain.receive(
+                "orders", "billing", wait=timedelta(seconds=5), initial_position=EARLIEST
+            )
+            with psycopg.connect(conninfo) as connection:
+                twice = [*received, *received]
+                return [connection.execute(*postgres.first_time(message)).rowcount for message in twice]
+
+    assert await within(asyncio.to_thread(changed_rows)) == [1, 0]
 
 
 def test_the_command_prints_the_statements(capsys):

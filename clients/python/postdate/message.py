@@ -91,6 +91,10 @@ class Message:
         return self.holder.topic
 
     @property
+    def subscription(self) -> str:
+        return self.holder.name
+
+    @property
     def payload(self) -> bytes:
         return self.deliveries.payload(self.place)
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple, Protocol
 
 from postdate import _trace
 from postdate._backoff import Backoff
@@ -40,7 +40,7 @@ from postdate.errors import (
     PostdateError,
     Unsupported,
 )
-from postdate.model import OutgoingMessage
+from postdate.model import MessageId, OutgoingMessage
 
 try:
     import psycopg
@@ -52,7 +52,6 @@ except ImportError as _missing:
 
 if TYPE_CHECKING:
     from postdate.client import Client
-    from postdate.message import Message
     from postdate.producer import Producer
 
 __all__ = ["SCHEMA", "OutboxRelay", "RelayCounts", "Statement", "first_time", "outgoing"]
@@ -144,7 +143,20 @@ def outgoing(
     )
 
 
-def first_time(message: Message) -> Statement:
+class InboxMessage(Protocol):
+    """A message that a subscription received: a `postdate.Message`, or one of `postdate.sync`."""
+
+    @property
+    def id(self) -> MessageId: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def subscription(self) -> str: ...
+    @property
+    def publish_time(self) -> datetime: ...
+
+
+def first_time(message: InboxMessage) -> Statement:
     """Return the statement that notes a message as handled; it changes a row the first time, and none later.
 
     In one transaction with the effect of the message:
@@ -160,7 +172,7 @@ def first_time(message: Message) -> Statement:
     name = f"{message.id} {message.publish_time.isoformat()}"
     return Statement(
         "INSERT INTO postdate_inbox (subscription, message) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-        (f"{message.topic}/{message.holder.name}", name),
+        (f"{message.topic}/{message.subscription}", name),
     )
 
 

@@ -31,6 +31,10 @@ class Message:
         return self._inner.topic
 
     @property
+    def subscription(self) -> str:
+        return self._inner.subscription
+
+    @property
     def payload(self) -> bytes:
         return self._inner.payload
 
