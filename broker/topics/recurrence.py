@@ -84,8 +84,8 @@ def check_rule(rule: RecurringRule) -> None:
             _cron(rule.cron)
         except ValueError as error:
             raise InvalidRequest(
-                f"The cron {rule.cron!r} cannot be read ({error}): it has five fields, minute, hour, day of month, "
-                "month and day of week, or six with seconds before them",
+                f"The cron {rule.cron!r} cannot be read, or names a day that no month has ({error}): it has five "
+                "fields, minute, hour, day of month, month and day of week, or six with seconds before them",
                 field="schedule.cron",
                 reason="INVALID_CRON",
             ) from error

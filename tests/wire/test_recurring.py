@@ -338,6 +338,17 @@ async def test_a_crontab_and_periodic_tasks_of_celery_are_put(
         assert (code, len(json.loads(out))) == (0, 4), err
         assert "@reboot is left out" in err and "MAILTO" in err
     assert len([each async for each in client.recurring.list("jobs")]) == 4
+    crontab.write_text("0 1 * * * first\n0 0 31 2 * never\n")
+    for options in (("--dry-run",), ()):
+        code, out, err = await run("import", "crontab", "wrong", str(crontab), *options)
+        assert (
+            (code, out) == (1, "")
+            and "'0 0 31 2 *'" in err
+            and "no month has" in err
+            and "nothing was put" in err
+        )
+    with pytest.raises(postdate.NotFound):
+        _ = [each async for each in client.recurring.list("wrong")]
     dump = tmp_path / "beat.json"
     dump.write_text(json.dumps(DUMP))
     code, out, err = await run("import", "celery-beat", "tasks", str(dump), "-o", "json")

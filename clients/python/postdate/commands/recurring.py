@@ -13,7 +13,7 @@ import postdate
 from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
-from postdate.commands.settings import EXIT_FAILED, CommandFailed, CommandGroup, Settings, run
+from postdate.commands.settings import EXIT_FAILED, EXIT_PARTLY, CommandFailed, CommandGroup, Settings, run
 from postdate.commands.values import (
     DURATION,
     TIME,
@@ -327,7 +327,7 @@ def import_(settings: Settings, topic: str, source: TextIO, dry_run: bool) -> No
 def put_all(
     settings: Settings, topic: str, schedules: Sequence[postdate.RecurringSchedule], *, dry_run: bool
 ) -> None:
-    """Put schedules one after the other, and say what is next of each; the first that is refused ends it.
+    """Put schedules, all or none unless the broker refuses one that it took when asked; say what is next of each.
 
     One that is over is named, and the others are put.
     """
@@ -335,26 +335,24 @@ def put_all(
     async def work() -> None:
         rows: list[dict[str, Any]] = []
         async with settings.client() as client:
-            for schedule in schedules:
-                next_time: datetime | None
-                try:
-                    if dry_run:
-                        (following,) = await client.recurring.preview(topic, schedule, count=1)
-                        next_time = following.time
-                    else:
-                        state = await client.recurring.put(topic, schedule)
-                        next_time = state.next_time
-                except postdate.InvalidRequest as error:
-                    if error.reason == "NO_OCCURRENCE":
-                        click.echo(
-                            f"{schedule.name}: it has no occurrence after now, and is left out", err=True
-                        )
-                        continue
-                    raise CommandFailed(
-                        f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it "
-                        f"{'could be' if dry_run else 'were'} put",
-                        EXIT_FAILED,
-                    ) from error
+            following = [await _following(client, topic, schedule) for schedule in schedules]
+            for schedule, expected in zip(schedules, following, strict=True):
+                next_time, is_over = expected, expected is None
+                if not dry_run:
+                    try:
+                        next_time = (await client.recurring.put(topic, schedule)).next_time
+                        is_over = False  # or it was there already
+                    except postdate.PostdateError as error:
+                        if error.reason != "NO_OCCURRENCE":
+                            if not rows:
+                                raise
+                            raise CommandFailed(
+                                f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it were put",
+                                EXIT_PARTLY,
+                            ) from error
+                if is_over:
+                    click.echo(f"{schedule.name}: it has no occurrence after now, and is left out", err=True)
+                    continue
                 rows.append(
                     {
                         "name": schedule.name,
@@ -366,6 +364,19 @@ def put_all(
         emit_rows(settings, rows, ["name", "recurs", "time_zone", "next"], topic, {"name", "next"})
 
     run(work())
+
+
+async def _following(
+    client: postdate.Client, topic: str, schedule: postdate.RecurringSchedule
+) -> datetime | None:
+    """Ask the broker for the next occurrence of a schedule that is not put yet; None if there is none."""
+    try:
+        (following,) = await client.recurring.preview(topic, schedule, count=1)
+    except postdate.InvalidRequest as error:
+        if error.reason == "NO_OCCURRENCE":
+            return None
+        raise CommandFailed(f"{schedule.name}: {error}; nothing was put", EXIT_FAILED) from error
+    return following.time
 
 
 def _recurs(schedule: postdate.RecurringSchedule) -> str:
