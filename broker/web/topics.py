@@ -142,6 +142,8 @@ async def show_topic(visit: Visit) -> web.Response:
     after = visit.query.get("after", "")
     subscriptions = [subscription for subscription in visit.subscriptions(topic) if subscription.name > after]
     page = nsmallest(TOPICS_PAGE, subscriptions, key=lambda subscription: subscription.name)
+    for subscription in page:  # a look without a wait tells of the last search, which may never have been
+        await topic.counts.find_oldest_age_ms(subscription)
     index = topic.index.tracker.stats()
     counters = topic.counters
     here = f"/topics/{quote(topic.name)}"

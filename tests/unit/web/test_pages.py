@@ -140,6 +140,18 @@ async def test_a_topic_shows_each_policy_in_the_form_of_its_kind(make_pages):
         assert re.search(shown, text), shown
 
 
+async def test_the_first_look_at_a_topic_tells_the_age_of_its_oldest_message(make_pages):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("orders")
+    await topic.subscriptions.create("billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
+    await pages.produce("orders", Outgoing(b"x"))
+    stored_ms = pages.broker.clock.now_ms()
+    while pages.broker.clock.now_ms() < stored_ms + 20:
+        await asyncio.sleep(0.005)
+    text = re.sub(r"<[^>]*>|\s+", " ", await pages.get("/topics/orders"))
+    assert re.search(r"oldest ready +[1-9]", text), text
+
+
 async def test_what_producers_write_is_escaped(make_pages):
     pages = await make_pages()
     keyed = Outgoing(NASTY.encode(), deliver_after_ms=HOUR_MS, schedule_key=NASTY, key=NASTY)
