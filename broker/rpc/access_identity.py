@@ -78,8 +78,8 @@ class Authenticator:
             shown_bytes = b"cert " + shown.certificate
         else:
             raise Unauthenticated(
-                "This broker requires authentication: send a token as authorization metadata, or use a client "
-                "certificate",
+                "This broker requires authentication: send a token as `authorization: Bearer TOKEN`, metadata of "
+                "gRPC and a header of HTTP, or use a client certificate over gRPC",
                 reason="CREDENTIALS_MISSING",
             )
         digest = hashlib.blake2b(shown_bytes, key=self._key, digest_size=32).digest()
