@@ -25,7 +25,7 @@ from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.model import Position, UInt32Column, UInt64Column
 from broker.runtime.vfs import LocalVfs
-from broker.storage.key_filter import BoolColumn
+from broker.storage.key_filter import BoolColumn, Probe
 from broker.storage.key_run_files import key_storage
 
 BATCH = 1_000
@@ -126,7 +126,7 @@ class Bench:
         for _ in range(500):
             hashes = self._new()
             at = Stopwatch()
-            keys.maybe(hashes)
+            keys.maybe(Probe(hashes))
             looks.append(at.passed())
         self._note(f"{name}maybe_1000_new", looks)
         known = np.concatenate(self._samples)
@@ -143,7 +143,7 @@ class Bench:
         for _ in range(100):
             hashes = self._new()
             at = Stopwatch()
-            hashes = hashes[keys.maybe(hashes)]
+            hashes = hashes[keys.maybe(Probe(hashes))]
             await keys.find(hashes)
             misses.append(at.passed())
             passed += len(hashes)

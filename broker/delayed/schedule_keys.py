@@ -12,7 +12,8 @@ Invariants:
   KEYS-1  Every entry that was added and is pending is found: in memory, or in a run. Both change in one step without
       await, and the files of a run stay until a manifest that does not name it is durable.
   KEYS-2  `find` leaves out nothing of KEYS-1 at the moment it returns: what was added or moved while it read is in it.
-  KEYS-3  `maybe` is False only where `find` would find nothing. A filter that is not in memory makes it True.
+  KEYS-3  `maybe` is False only where `find` would find nothing, and no batch in flight has the hash. A filter that is
+      not in memory makes it True.
   KEYS-4  `keys_through` is the end of what is in runs, or of what was added if nothing is left in memory.
   KEYS-5  After `clear` nothing that was under way changes anything.
   KEYS-6  A seal or merge that fails leaves everything as it was.
@@ -20,15 +21,18 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.key_runs import KeyRun, KeyRuns
 from broker.delayed.key_writer import KeyWriter, Standings
+from broker.delayed.keys_in_flight import KeysInFlight
 from broker.delayed.recent_keys import RecentKeys
 from broker.delayed.settled_keys import SettledKeys
 from broker.errors import PostdateError
@@ -112,7 +116,8 @@ class ScheduleKeys:
         note = self.settled.note if self.settled.remembers else None
         self._writer = KeyWriter(storage, executor, standings, note)
         self._image: KeyImage | None = image
-        self._memory = Gathered(RecentKeys, START)  # its marks are positions
+        self.in_flight = KeysInFlight()
+        self._memory = Gathered(partial(RecentKeys, self.in_flight), START)  # its marks are positions
         self._runs: list[KeyRun] = []
         self._generation = 0
 
@@ -122,10 +127,28 @@ class ScheduleKeys:
 
     # What the topic needs.
 
-    def add(self, ledger_id: int, entry_ids: UInt32Column, hashes: UInt64Column) -> None:
-        """Rows with a key were stored, or are read again. No hash is 0. What is added twice is found once."""
+    def expect(self, first: Position, wanted: Probe, durable: asyncio.Future[None]) -> None:
+        """A batch with some hashes is submitted, whose rows are added before `durable` is done. Its new messages begin
+        at `first`."""
+        self._memory.recent.expect(wanted)
+        self.in_flight.add(first, wanted.hashes, durable)
+
+    def in_flight_with(self, hashes: UInt64Column) -> asyncio.Future[None] | None:
+        """Return what makes a batch durable that is in flight with one of some hashes; None: no batch is."""
+        if not len(hashes):  # nearly always so
+            return None
+        return self.in_flight.of(hashes[self._memory.recent.maybe(Probe(hashes))])
+
+    def add(
+        self, ledger_id: int, entry_ids: UInt32Column, hashes: UInt64Column, *, is_expected: bool = False
+    ) -> None:
+        """Rows with a key were stored, or are read again. No hash is 0. What is added twice is found once.
+
+        `is_expected`: they are of a batch in flight.
+        """
         if len(hashes):
-            self._memory.recent.add(hashes, _column(ledger_id, len(hashes)), entry_ids)
+            rows = hashes, _column(ledger_id, len(hashes)), entry_ids
+            self._memory.recent.add(*rows, is_expected=is_expected)
 
     def discard(self, ledger_id: int, entry_ids: UInt32Column, hashes: UInt64Column) -> None:
         """Entries were cancelled or replaced: not found any more, as far as they are still in memory."""
@@ -143,22 +166,18 @@ class ScheduleKeys:
         new rows are added as ever, but what lies before them may still be missing."""
         self._memory.mark = position
 
-    def maybe(self, hashes: UInt64Column) -> BoolColumn:
-        """For each hash whether an entry may have it; False is certain (KEYS-3). Reads nothing."""
+    def maybe(self, wanted: Probe) -> BoolColumn:
+        """For each hash whether an entry or a batch in flight may have it; False is certain (KEYS-3). Reads nothing."""
         assert self._image is None, "not restored yet"
-        mask = np.zeros(len(hashes), dtype=np.bool_)
-        if not len(hashes):
-            return mask
+        mask = np.zeros(len(wanted.hashes), dtype=np.bool_)
         for recent in self._memory.parts():
-            mask |= recent.maybe(hashes)
-        if self._runs:
-            probe = Probe(hashes)
-            for run in self._runs:
-                key_filter = self.lookup.cache.filter_of(self.lookup.topic_id, run.run_id)
-                if key_filter is None:
-                    mask[:] = True
-                    break
-                mask |= key_filter.maybe(probe)
+            mask |= recent.maybe(wanted)
+        for run in self._runs:
+            key_filter = self.lookup.cache.filter_of(self.lookup.topic_id, run.run_id)
+            if key_filter is None:
+                mask[:] = True
+                break
+            mask |= key_filter.maybe(wanted)
         return mask
 
     async def find(self, hashes: UInt64Column) -> dict[int, list[Position]]:

@@ -5,13 +5,13 @@ They may hold their keys (kind 0), or are settled, and their keys are remembered
 delivered, or waits for nobody any more (1), or of what was cancelled (2).
 
     | header | key block ... | filter | fences |
-    header    magic 4 "PDK1", version 1, kind 1, zero 2, topic_id 8, run_id 8, count 8, checksum 8, first_ledger_id 8,
+    header    magic 4 "PDK1", version 2, kind 1, zero 2, topic_id 8, run_id 8, count 8, checksum 8, first_ledger_id 8,
               last_ledger_id 8, filter_at 8, block_count 4, filter_blocks 4, filter_crc 4, fences_crc 4, settled_ms 8,
               crc32c 4 of the 88 bytes before, zero 4
     block     first_ledger_id 8, count 4, ledger_bytes 1 (0, 1, 2, 4 or 8), zero 3, then three columns of `count`
               items: hash 8, ledger_id - first_ledger_id in `ledger_bytes`, entry_id 4. 1,024 entries; the last block
               has the rest
-    filter    `filter_blocks` blocks of 64 bytes at `filter_at`, where the last key block ends; see key_filter
+    filter    `filter_blocks` blocks of 32 bytes at `filter_at`, where the last key block ends; see key_filter
     fences    three columns of `block_count` items: first hash 8, bytes 4, crc32c 4 of each key block; with them the
               file ends
 
@@ -47,7 +47,7 @@ from broker.storage.key_filter import (
 )
 
 MAGIC = b"PDK1"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 96
 BLOCK_ENTRIES = 1_024
 FENCE_BYTES = 16

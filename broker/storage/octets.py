@@ -28,8 +28,8 @@ class Octets:
         self._words: UInt64Column = np.ndarray((self._last + 1,), np.dtype("<u8"), buffer, strides=(1,))
 
     def words(self, at: Int64Column) -> UInt64Column:
-        """The eight bytes at each place, which is at most the end."""
-        if int(at.max(initial=0)) <= self._last:
+        """The eight bytes at each place; places do not fall, and are at most the end."""
+        if not len(at) or int(at[-1]) <= self._last:
             return self._words[at]
         beyond = np.maximum(at - self._last, 0)
         # Without a padded copy of the whole buffer: the last eight bytes, with zeros moved in behind them.

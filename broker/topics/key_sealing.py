@@ -77,9 +77,11 @@ class KeySealing:
 
     async def _seal(self) -> None:
         await self._topic.prepare_folders()
-        if await self._keys.seal():
+        while await self._keys.seal():
             self._remembered.changed()
             self._look_at_runs()
+            if not self._keys.needs_seal(self._clock.now_ms()):  # what came while this one was written
+                break
         self._arm()
 
     async def _merge(self) -> None:

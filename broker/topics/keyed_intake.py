@@ -19,10 +19,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from broker.delayed.seen_hashes import SeenHashes
 from broker.errors import AlreadyExists
-from broker.model import CANCELLED_MS, Batch, Entries, Int64Column, UInt64Column, bitmap_of, common_entries
+from broker.model import (
+    CANCELLED_MS,
+    Batch,
+    Entries,
+    Int64Column,
+    Position,
+    UInt64Column,
+    bitmap_of,
+    common_entries,
+)
 from broker.storage.changes import Changed
+from broker.storage.key_filter import Probe
 from broker.storage.log import TopicLog
 from broker.storage.recurring import RecurringStep
 from broker.topics.intake import Accepted, check_distinct
@@ -61,7 +70,11 @@ class _NewKeys:
     """The keys of what is new of a batch."""
 
     places: Int64Column  # of their messages in the batch
-    hashes: UInt64Column
+    probe: Probe
+
+    @property
+    def hashes(self) -> UInt64Column:
+        return self.probe.hashes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,59 +96,30 @@ class _Taken(NamedTuple):
     deliver_at_ms: int
 
 
-class InFlight:
-    """The hashes of batches on their way to the disk (INTAKE-2).
-
-    All of them are looked at together; those of batches that landed stay among them until they are the greater part.
-    """
-
-    def __init__(self) -> None:
-        self._batches: dict[asyncio.Future[None], UInt64Column] = {}
-        self._count = 0  # of hashes
-        self._seen = SeenHashes()
-
-    def of(self, hashes: UInt64Column) -> asyncio.Future[None] | None:
-        """A batch that has one of some hashes."""
-        if not self._batches or not (asked := hashes[self._seen.has(hashes)]).size:
-            return None
-        return next((done for done, held in self._batches.items() if np.isin(asked, held).any()), None)
-
-    def add(self, hashes: UInt64Column, durable: asyncio.Future[None]) -> None:
-        self._batches[durable] = hashes
-        self._count += len(hashes)
-        self._seen.add(hashes)
-        durable.add_done_callback(self._landed)
-
-    def _landed(self, durable: asyncio.Future[None]) -> None:
-        self._count -= len(self._batches.pop(durable))
-        if len(self._seen) > 2 * self._count:
-            self._seen = SeenHashes()
-            if self._batches:
-                self._seen.add(np.concatenate(list(self._batches.values())))
-
-
 class KeyedIntake:
     """See the module's description. One topic's."""
 
     def __init__(self, topic: TakingTopic) -> None:
         self._topic = topic
         self._lock = asyncio.Lock()
-        self._in_flight = InFlight()
 
     async def submit(self, batch: Batch, replace: bool, steps: tuple[RecurringStep, ...] = ()) -> Accepted:
         """As `Topic.submit`; raises AlreadyExists if a key is taken and its holder is not to be replaced."""
         check_distinct(batch)
         async with self._lock:  # INTAKE-1
             known: _Known | None = None
+            keys = self._topic.keys
             while True:
                 wanted = self._wanted(batch)
                 if wanted is None:  # repeats have no keys to take
                     return self._topic.submit(batch, None, steps)
-                if (wait := self._in_flight.of(wanted.hashes)) is not None:
+                if not keys.is_ready:
+                    await keys.wait_ready()
+                    continue
+                maybe_at = np.flatnonzero(keys.maybe(wanted.probe))
+                if (wait := keys.in_flight(wanted.hashes[maybe_at])) is not None:
                     await asyncio.wait([wait])  # INTAKE-2
-                elif not self._topic.keys.is_ready:
-                    await self._topic.keys.wait_ready()
-                elif (looked := await self._look(batch, wanted, known)) is not known:
+                elif (looked := await self._look(batch, wanted, maybe_at, known)) is not known:
                     known = looked  # there was an await
                 elif (changing := self._changing(known)) is not None:
                     await self._topic.log.under_way.wait_unchanged(changing)
@@ -149,10 +133,13 @@ class KeyedIntake:
             return None
         at = np.flatnonzero(fresh.schedule_hashes)
         hashes = fresh.schedule_hashes[at]
-        return _NewKeys(at if places is None else places[at], hashes)
+        return _NewKeys(at if places is None else places[at], Probe(hashes))
 
-    async def _look(self, batch: Batch, wanted: _NewKeys, known: _Known | None) -> _Known | None:
-        """Return who holds the keys: what is known if that still is all, and nothing was awaited; None: nobody."""
+    async def _look(
+        self, batch: Batch, wanted: _NewKeys, maybe_at: Int64Column, known: _Known | None
+    ) -> _Known | None:
+        """Return who holds the keys, which only those at some of their places may have: what is known if that still is
+        all, and nothing was awaited; None: nobody."""
         keys, spans = self._topic.keys, batch.schedule_keys
         assert spans is not None
         if (
@@ -162,11 +149,10 @@ class KeyedIntake:
         ):
             return known
         version = keys.version
-        at = np.flatnonzero(keys.maybe(wanted.hashes))
-        if known is None and not len(at):
+        if known is None and not len(maybe_at):
             return None
-        places: list[int] = wanted.places[at].tolist()
-        holders = await keys.holders([spans.key(place) for place in places], wanted.hashes[at])
+        places: list[int] = wanted.places[maybe_at].tolist()
+        holders = await keys.holders([spans.key(place) for place in places], wanted.hashes[maybe_at])
         return _Known(version, wanted.places, places, holders)
 
     def _changing(self, known: _Known | None) -> Entries | None:
@@ -203,7 +189,9 @@ class KeyedIntake:
         if taken and not replace:
             raise _refusal(min(taken))
         accepted = self._topic.submit(batch, replacing, steps)
-        self._in_flight.add(wanted.hashes, accepted.durable)  # INTAKE-2
+        new = next(ids for ids in accepted.ids if not ids.duplicate)
+        first = Position(new.ledger_id, new.first_entry_id)
+        self._topic.keys.expect(first, wanted.probe, accepted.durable)  # INTAKE-2
         return accepted
 
 

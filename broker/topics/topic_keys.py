@@ -8,6 +8,7 @@ A topic without schedule keys has no lookup, and pays with a look at the hashes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from broker.errors import Corrupt, PostdateError
 from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column, UInt64Column
 from broker.storage import schedule_hash
 from broker.storage.changes import Moved
-from broker.storage.key_filter import BoolColumn
+from broker.storage.key_filter import BoolColumn, Probe
 from broker.storage.manifest import TopicImage
 from broker.storage.message_fields import SCHEDULE_KEY_TAG
 from broker.storage.records import LedgersDropped, Produced, Record, Replaced, Transferred
@@ -226,9 +227,17 @@ class TopicKeys:
         """Raises Unavailable if the rows cannot be read."""
         await self._used.wait_ready()
 
-    def maybe(self, hashes: UInt64Column) -> BoolColumn:
-        """For each hash whether an entry may have it; while `is_ready`."""
-        return self._used.keys.maybe(hashes)
+    def maybe(self, wanted: Probe) -> BoolColumn:
+        """For each hash whether an entry or a batch in flight may have it; while `is_ready`."""
+        return self._used.keys.maybe(wanted)
+
+    def in_flight(self, hashes: UInt64Column) -> asyncio.Future[None] | None:
+        """Return what makes a batch durable that was submitted with one of some hashes; None: no batch was."""
+        return self._used.keys.in_flight_with(hashes)
+
+    def expect(self, first: Position, wanted: Probe, durable: asyncio.Future[None]) -> None:
+        """A batch with some hashes, whose new messages begin at `first`, was submitted."""
+        self._used.keys.expect(first, wanted, durable)
 
     async def holders(self, keys: Sequence[bytes], hashes: UInt64Column) -> list[Holders]:
         """Every entry that holds one of some distinct keys, and perhaps some that are due, cancelled or gone.

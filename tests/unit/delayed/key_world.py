@@ -12,7 +12,7 @@ import numpy as np
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
 from broker.model import START, Position, UInt32Column, UInt64Column
-from broker.storage.key_filter import BoolColumn
+from broker.storage.key_filter import BoolColumn, Probe
 from broker.storage.key_run_files import key_storage
 from broker.testing.mem_vfs import MemVfs
 from tests.run_files import run_ids
@@ -139,7 +139,7 @@ class Topic:
         """Check that all pending entries are found and nothing that never was, newest first (KEYS-1 to KEYS-3)."""
         wanted = list(values)
         found = await self.keys.find(column(wanted))
-        mask = self.keys.maybe(column(wanted))  # no await after `find`, so both speak of one moment
+        mask = self.keys.maybe(Probe(column(wanted)))  # no await after `find`, so both speak of one moment
         self.check_found(wanted, found)
         for value, may in zip(wanted, mask.tolist(), strict=True):
             assert may or not self.log.owed(value), f"{value} is owed, and may not be there"

@@ -11,6 +11,7 @@ import pytest
 from broker.delayed import key_writer
 from broker.delayed.schedule_keys import KeyImage, KeyLimits
 from broker.model import START, Position
+from broker.storage.key_filter import Probe
 from broker.storage.key_run import BLOCK_ENTRIES, KeyColumns
 from tests.unit.delayed.gated_buckets import IS_BACKGROUND, GatedExecutor, spin
 from tests.unit.delayed.key_world import Topic, column
@@ -44,14 +45,14 @@ async def test_keys_are_found_in_memory_and_in_runs_newest_first() -> None:
         9: [Position(1, 3)],
         11: [Position(1, 7)],
     }
-    assert topic.keys.maybe(column([7, 8, 9, 11])).all()
-    assert not topic.keys.maybe(column([12, 13])).any()
+    assert topic.keys.maybe(Probe(column([7, 8, 9, 11]))).all()
+    assert not topic.keys.maybe(Probe(column([12, 13]))).any()
 
 
 async def test_an_empty_lookup_finds_nothing_and_costs_nothing() -> None:
     topic = await Topic().started()
     assert await topic.keys.find(column([5])) == {}
-    assert not topic.keys.maybe(column([5])).any() and not len(topic.keys.maybe(column([])))
+    assert not topic.keys.maybe(Probe(column([5]))).any() and not len(topic.keys.maybe(Probe(column([]))))
     assert topic.keys.image() == KeyImage()
     assert await topic.keys.seal() and await topic.keys.merge()
     assert topic.files == set()

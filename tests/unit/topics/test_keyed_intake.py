@@ -563,6 +563,33 @@ def test_seals_merges_and_dropped_ledgers_leave_no_file_behind() -> None:
     run(scenario, seal_after_ms=5_000)
 
 
+def test_keys_that_came_while_others_were_sealed_are_sealed_next() -> None:
+    """However many they are: a lookup goes through all that are in memory."""
+
+    async def scenario(node: Node) -> None:
+        await send(node, "first", after_ms=600_000)
+        keys = node.topic("t").keys._used.keys
+        seal, sealed_counts = keys.seal, []
+
+        async def slow_seal() -> bool:
+            sealed_counts.append(keys.unsealed_count)
+            sealing = asyncio.ensure_future(seal())
+            await asyncio.sleep(0)  # what comes from here on is not part of it
+            if len(sealed_counts) == 1:
+                await send(node, *(f"meanwhile{number}" for number in range(5)), after_ms=600_000)
+            return await sealing
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys, "seal", slow_seal)
+            keys_before = [f"key{number}" for number in range(3)]
+            await send(node, *keys_before, after_ms=600_000)
+            await asyncio.sleep(1)
+        assert sealed_counts == [4, 5]
+        assert not keys.unsealed_count
+
+    run(scenario, seal_after_ms=60_000)
+
+
 def test_nothing_is_kept_of_a_topic_without_keys() -> None:
     async def scenario(node: Node) -> None:
         await node.produce("t", [Outgoing(b"plain", deliver_after_ms=MINUTE_MS)])
