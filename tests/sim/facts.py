@@ -100,6 +100,7 @@ class SubscriptionModel(reference.Subscription[Message]):
     catchup_count: int = 0  # how often the broker began to catch up, as far as it was noticed
     paces: list[Pace] = field(default_factory=list)  # that may be in force
     changes_pace: bool = False
+    paced_us: int = 0  # until when a pace that may hold messages back may have been in force, if none is now
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

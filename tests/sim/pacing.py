@@ -39,14 +39,13 @@ class Pace:
 
     def take(self, count: int, held: int, now_us: int) -> bool:
         """Count a hand-out; whether the policy allows it."""
-        if self.leased and held + count > self.leased:
-            return False
+        is_allowed = not self.leased or held + count <= self.leased
         if not self.rate:
-            return True
+            return is_allowed
         self.left = self._level(now_us) - count
         self.at_us = now_us
         self.has_bucket = True
-        return self.left > -1e-6
+        return is_allowed and self.left > -1e-6
 
     def may_begin(self, before: Pace, now_us: int) -> None:
         """It may come into force now: with what the one before has left, or what it has itself, if it came earlier.
@@ -117,20 +116,36 @@ async def change_pace(
         return
     fields = random_pace(rng)
     given = SubscriptionPolicy(**fields)
-    old, new = mine.paces[-1], pace_of(given)
-    new.may_begin(old, life.world.loop.now_us())
-    mine.paces.append(new)
-    mine.changes_pace = True
-    life.world.trace(f"{mine} is to have {mine.paces[-1]}")
+    new = ask_pace(mine, given, life.world.loop.now_us())
+    life.world.trace(f"{mine} is to have {new}")
     try:
         await control.update_policy(topic, subscription, given, set(fields))
     except (NotFound, StorageFailed, Unavailable):
         return  # the next life has the one or the other
     if not life.dead:
-        new.may_begin(old, life.world.loop.now_us())
-        mine.paces = [new]
-        mine.changes_pace = False
+        answer_pace(mine, life.world.loop.now_us())
         life.world.count["paces changed"] += 1
+
+
+def ask_pace(mine: SubscriptionModel, given: SubscriptionPolicy, now_us: int) -> Pace:
+    """Another policy is asked for. Which one it follows may be open: one was asked for, and the broker died."""
+    new = pace_of(given)
+    for old in mine.paces:
+        new.may_begin(old, now_us)
+    mine.paces.append(new)
+    mine.changes_pace = True
+    return new
+
+
+def answer_pace(mine: SubscriptionModel, now_us: int) -> None:
+    """The policy that was asked for last is in force, from this moment or some before it."""
+    *before, new = mine.paces
+    for old in before:
+        new.may_begin(old, now_us)
+    if not all(old.is_free for old in before):
+        mine.paced_us = now_us
+    mine.paces = [new]
+    mine.changes_pace = False
 
 
 def end_paces(subscription: SubscriptionModel) -> None:

@@ -253,12 +253,16 @@ class SimConsumer(Consumer):
                 self.left_bytes += self._last_bytes
         return batch
 
+    def catches_up(self, message: Message) -> bool:
+        """Return whether a message comes by position, behind all that lies between the mark and itself."""
+        reader = self._subscription.reader
+        return message.position < reader.catchup_end and message.due_ms <= reader.catchup_ms
+
     def sees_live(self, message: Message) -> bool:
         """Return whether a message comes to this consumer through the index, in due order, and not by position."""
-        reader = self._subscription.reader
-        behind = message.position < reader.catchup_end and message.due_ms <= reader.catchup_ms
         undisturbed = self._life.world.wall.disturbed_us < message.accepted_us
-        return self.model.honors_delay and message.due_ms > 0 and not behind and undisturbed
+        is_live = message.due_ms > 0 and not self.catches_up(message)
+        return self.model.honors_delay and is_live and undisturbed
 
     # -- its life --------------------------------------------------------------------------------------------------
 

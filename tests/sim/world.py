@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed
@@ -35,14 +36,26 @@ class ProcessDied(BaseException):
 
 
 class WorldLoop(SimLoop):
-    """A SimLoop whose executors are the threads of a life, and which counts its turns."""
+    """A SimLoop whose executors are the threads of a life, which counts its turns, and whose tasks wait for the disk."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, spin_limit=SPIN_LIMIT)
         self.jump_count = 0
+        self._waits: WeakKeyDictionary[asyncio.Task[Any], list[tuple[int, int]]] = WeakKeyDictionary()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        return super().run_in_executor(executor, executor.run, func, *args)
+        task, asked_us = asyncio.current_task(self), self.now_us()
+
+        def run() -> Any:
+            if task is not None:
+                self._waits.setdefault(task, []).append((asked_us, self.now_us()))
+            return executor.run(func, *args)
+
+        return super().run_in_executor(executor, run)
+
+    def waited_us(self, task: asyncio.Task[Any], since_us: int) -> int:
+        """Return how long a task, which makes one call after the other, has waited for the disk since then."""
+        return sum(max(0, end - max(begin, since_us)) for begin, end in self._waits.get(task, ()))
 
     def _pass_time(self, timeout: float | None) -> None:
         self.jump_count += 1

@@ -1,0 +1,157 @@
+"""Limits of what the judges of the simulation know: what excuses a broker, and what does not. Each was a seed once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.model import Position
+from broker.policy import SubscriptionPolicy
+from broker.testing.sim_loop import Latency
+from tests.harness import Outgoing
+from tests.reference import Violation
+from tests.sim.facts import Fact, Message, SentBatch, SubscriptionModel, TopicModel
+from tests.sim.model import Model
+from tests.sim.pacing import Pace, answer_pace, ask_pace, check_pace
+from tests.sim.world import World
+
+SLOW_SECONDS = 0.3
+"""More than a calm run allows."""
+
+
+class _Disk:
+    """A thread of a life."""
+
+    def run(self, func: Callable[..., Any], *args: Any) -> Any:
+        return func(*args)
+
+
+class Bench:
+    """A calm world with one subscription, which owes one message that was stored at the beginning."""
+
+    def __init__(self) -> None:
+        self.world = World(1)
+        self.world.is_calm = True
+        self.world.loop.latency = Latency(
+            min_ms=SLOW_SECONDS * 1_000, max_ms=SLOW_SECONDS * 1_000, slow_every=0
+        )
+        self.model = Model(self.world)
+        batch = SentBatch("t", 0, state="stored", stored_us=0)
+        self.message = Message(Position(1, 0), b"", ask=Outgoing(b""), batch=batch)
+        self.fact = Fact(self.message)
+        self.subscription = SubscriptionModel(
+            "s", topic=TopicModel(1, "t"), subscription_id=1, policy=SubscriptionPolicy(), created=0
+        )
+
+    def now_us(self) -> int:
+        return self.world.loop.now_us()
+
+    def hand_out(self, *, catches_up: bool) -> None:
+        consumer = SimpleNamespace(attached_us=0, catches_up=lambda _: catches_up)
+        self.model.check_prompt(self.subscription, cast(Any, consumer), self.message, self.fact, 0)
+
+    async def read(self) -> None:
+        await self.world.loop.run_in_executor(cast(Executor, _Disk()), lambda: None)
+
+    async def wait(self) -> None:
+        await asyncio.sleep(SLOW_SECONDS)
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await scenario()
+
+        self.world.run(whole())
+
+
+@pytest.mark.parametrize("catches_up", [True, False])
+@pytest.mark.parametrize("waits_for_disk", [True, False])
+def test_only_catch_up_may_be_late_and_only_for_as_long_as_it_waited_for_the_disk(
+    catches_up: bool, waits_for_disk: bool
+):
+    """Seed 1003284: fifty ledgers of one entry were looked at, beside seven subscriptions that did the same."""
+    bench = Bench()
+
+    async def scenario() -> None:
+        await (bench.read() if waits_for_disk else bench.wait())
+        if catches_up and waits_for_disk:
+            bench.hand_out(catches_up=True)
+            await bench.wait()
+        with pytest.raises(Violation, match=r"lateness: t#1/s#1 .* is 300\.0 ms late"):
+            bench.hand_out(catches_up=catches_up)
+
+    bench.run(scenario)
+
+
+def test_what_another_task_waits_for_excuses_nobody():
+    bench = Bench()
+
+    async def scenario() -> None:
+        await asyncio.create_task(bench.read())
+        with pytest.raises(Violation, match="lateness"):
+            bench.hand_out(catches_up=True)
+
+    bench.run(scenario)
+
+
+def test_what_was_sent_before_is_not_found_by_catch_up():
+    bench = Bench()
+    bench.fact.sent_count = 1
+
+    async def scenario() -> None:
+        await bench.read()
+        with pytest.raises(Violation, match="lateness"):
+            bench.hand_out(catches_up=True)
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("held_back", [True, False])
+def test_what_a_pace_held_back_is_late_from_the_moment_it_is_free(held_back: bool):
+    """Seed 1003406: two messages were leased, as many as might be, until the policy said no bound."""
+    bench = Bench()
+    bench.subscription.paces = [Pace(leased=2 if held_back else 0)]
+
+    async def scenario() -> None:
+        ask_pace(bench.subscription, SubscriptionPolicy(), bench.now_us())
+        await bench.wait()
+        answer_pace(bench.subscription, bench.now_us())
+        if held_back:
+            bench.hand_out(catches_up=False)
+            await bench.wait()
+        with pytest.raises(Violation, match=r"lateness: t#1/s#1 .* is 300\.0 ms late"):
+            bench.hand_out(catches_up=False)
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("is_in_force", [True, False])
+def test_a_new_pace_goes_on_with_the_bucket_of_any_that_may_be_in_force(is_in_force: bool):
+    """Seed 1004150: a change was never answered as the broker died, and the next one was judged as if it had been made.
+
+    The new one is in force before three more are handed out, which both others forbid, or only when it is answered.
+    """
+    bench = Bench()
+    leased = 1 if is_in_force else 0
+    bench.subscription.paces = [
+        Pace(rate=8.0, burst=4, leased=leased),
+        Pace(rate=8.0, burst=1, leased=leased),
+    ]
+
+    async def scenario() -> None:
+        check_pace(bench.world, bench.subscription, 1)
+        bench.subscription.add(bench.message, bench.message)
+        bench.subscription.send(bench.subscription.open[bench.message], "c", 1, 0, 0, lease_ms=1_000)
+        given = SubscriptionPolicy(max_delivery_rate=8.0, max_delivery_burst=4 if is_in_force else 2)
+        ask_pace(bench.subscription, given, bench.now_us())
+        check_pace(bench.world, bench.subscription, 3)
+        answer_pace(bench.subscription, bench.now_us())
+        check_pace(bench.world, bench.subscription, 1)
+        with pytest.raises(Violation, match="pacing"):
+            check_pace(bench.world, bench.subscription, 1)
+
+    bench.run(scenario)
