@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -38,6 +39,11 @@ from postdate_api.v1 import admin_pb2
 SERVICE = "postdate.v1.AdminService"
 
 _FINDINGS_MAX = 100
+_CREATIONS_AT_ONCE, _CREATIONS_AT_ONCE_IN_CLUSTER = 4, 32
+"""Topics and subscriptions that are created at once; further calls wait. Those of one group of the journal are made in
+one round of the event loop, and every other call waits for that. A cluster's group takes the time of its store, so
+that more of them share one.
+"""
 
 
 class OwnedCluster(NamedTuple):
@@ -63,6 +69,9 @@ class AdminService:
         self._shard_port = shard_port
         self._version = version
         self._request_ids = RequestIds(broker.clock)
+        self._creations = asyncio.Semaphore(
+            _CREATIONS_AT_ONCE if cluster is None else _CREATIONS_AT_ONCE_IN_CLUSTER
+        )
         self._control = ControlCalls(broker, self._request_ids)
         self._dead_letters = DeadLetterCalls(broker, self._request_ids)
         self._backups = BackupCalls(broker, self._request_ids)
@@ -97,8 +106,9 @@ class AdminService:
         policy = topic_policy_of(request.policy)
 
         async def create() -> Message:
-            with creating(self._broker, request.name):
-                topic = await self._broker.registry.create_topic(request.name, policy)
+            async with self._creations:
+                with creating(self._broker, request.name):
+                    topic = await self._broker.registry.create_topic(request.name, policy)
             answer_without_ownership()
             return admin_pb2.CreateTopicResponse(topic=describe_topic(topic))
 
@@ -156,11 +166,12 @@ class AdminService:
         policy = subscription_policy_of(request.policy, self._broker.config)
 
         async def create() -> Message:
-            with creating(self._broker, request.topic):
-                topic = await self._broker.registry.topic_or_create(request.topic)
-            subscription = await topic.subscriptions.create(
-                request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
-            )
+            async with self._creations:
+                with creating(self._broker, request.topic):
+                    topic = await self._broker.registry.topic_or_create(request.topic)
+                subscription = await topic.subscriptions.create(
+                    request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
+                )
             answer_without_ownership()
             return admin_pb2.CreateSubscriptionResponse(
                 subscription=describe_subscription(topic, subscription)
