@@ -674,7 +674,10 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
     assert letter is not None
     assert "Requeued: 1." in await pages.post(place, action="requeue", id=letter[1])
     assert "Not found: 1." in await pages.post(place, action="requeue", id=letter[1])
-    assert "job 2" in await pages.get(f"{place}?reason=BOOM&from=2026-01-01T00:00")
+    assert "Requeue all 2" in await pages.get(place)
+    found = await pages.get(f"{place}?reason=BOOM&from=2026-01-01T00:00")
+    assert "job 2" in found
+    assert "Requeue all" not in found and "Purge all" not in found  # more than what was found
     assert "None matches." in await pages.get(f"{place}?reason=moon")
     assert "None matches." in await pages.get(f"{place}?until=2020-01-01T00:00")
     assert "ends before" in await pages.get(f"{place}?from=2021-01-01&until=2020-01-01", status=400)
