@@ -322,6 +322,9 @@ async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Clien
         *("-o", "json"),
     )
     assert (code, len(json.loads(out))) == (0, 3)
+    ago = ("--from", "200m", "--until", "20m")
+    code, out, _ = await run("recurring", "backfill", "t", "hourly", *ago, "--dry-run", "-o", "json")
+    assert (code, len(json.loads(out))) == (0, 3)
     assert (await run("recurring", "get", "t", "daily"))[0] == 0
     assert (await run("recurring", "delete", "t", "daily", "hourly"))[0] == 0
     assert (await run("recurring", "get", "t", "daily"))[0] == 3

@@ -15,6 +15,7 @@ from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
 from postdate.commands.settings import EXIT_FAILED, EXIT_PARTLY, CommandFailed, CommandGroup, Settings, run
 from postdate.commands.values import (
+    AGO,
     DURATION,
     TIME,
     counted,
@@ -226,12 +227,19 @@ def trigger(settings: Settings, topic: str, name: str) -> None:
 @click.option(
     "--from",
     "start",
-    type=TIME,
+    type=AGO,
     required=True,
-    metavar="TIME",
-    help="The first moment of the span; in the past.",
+    metavar="WHEN",
+    help="The first moment of the span: 6h (ago), or a time.",
 )
-@click.option("--until", "end", type=TIME, required=True, metavar="TIME", help="The first moment after it.")
+@click.option(
+    "--until",
+    "end",
+    type=AGO,
+    required=True,
+    metavar="WHEN",
+    help="The first moment after it: 1m (ago), or a time. Not after now.",
+)
 @_DRY_RUN
 @click.pass_obj
 def backfill(
