@@ -22,6 +22,27 @@ def cancel_filter(setup: Setup) -> Figures:
     return _cancel(setup, "filter")
 
 
+def bulk_beside(setup: Setup) -> Figures:
+    """Single messages of another topic, idle and beside bulk changes that go through 500,000 messages, in turns."""
+    turns = 2
+    count = setup.sized(1_000_000 * turns)
+    with Broker(setup, "bulk-beside") as broker:
+        task = {"batch": 1_000, "payload_bytes": 100, "window": 16, "count": count, "delay": MONTH_DELAY}
+        Client(setup, broker, "load_keys", **task).run()
+        broker.wait_quiet(120)
+        prefix = len("order-") + 12 - len(str(count // 2 - 1))  # that of about half of them
+        client = Client(
+            setup,
+            broker,
+            "schedule_beside",
+            turns=turns,
+            rate=100,
+            idle_seconds=setup.seconds(5.0),
+            prefix=prefix,
+        )
+        return {**client.run(), **use(client)}
+
+
 def list_10m(setup: Setup) -> Figures:
     """Pages, counts and keys of messages that all have a key; pages and keys also beside another topic's load."""
     count = setup.sized(10_000_000)
@@ -78,6 +99,7 @@ def _cancel(setup: Setup, by: str) -> Figures:
 SCENARIOS: dict[str, Scenario] = {
     "cancel-ids": cancel_ids,
     "cancel-filter": cancel_filter,
+    "bulk-beside": bulk_beside,
     "list-10m": list_10m,
     "produce-keys": produce_keys,
     "recurring-10k": recurring,

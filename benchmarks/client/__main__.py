@@ -50,6 +50,7 @@ WORKS: dict[str, Work] = {
     "load_keys": keyed.load,
     "recurring": recurring.recurring,
     "schedule_change": schedule.change,
+    "schedule_beside": schedule.beside,
     "schedule_look": schedule.look,
     "shards": shards.shards,
     "shards_start": shards.shards_start,

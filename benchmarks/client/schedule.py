@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import postdate
 from benchmarks.client import keyed, raw
 from benchmarks.client.control import check, percentiles, phase
+from postdate_api.v1 import message_pb2, producer_pb2
 
 _BATCH = 5_000
 _MONTH = timedelta(days=30)
+_HOUR_MS = 3_600_000
+_NEIGHBOUR = "neighbour"
 
 
 async def change(task: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +41,65 @@ async def change(task: dict[str, Any]) -> dict[str, Any]:
         left = (await client.schedule.count(raw.TOPIC)).messages
         check(done + left == count, f"{done} cancelled and {left} left of {count}")
     return {"seconds": seconds, "cancelled": done, "rate": done / seconds}
+
+
+async def beside(task: dict[str, Any]) -> dict[str, Any]:
+    """How long single messages of another topic take: idle, beside a cancel by due time, beside one by key prefix.
+
+    In turns; each cancel goes through as many of the `count` messages that `keyed.load` stored, and no message twice.
+    """
+    turns, rate = task["turns"], task["rate"]
+    took: dict[str, list[float]] = {"idle": [], "filter": [], "prefix": []}
+    seconds: dict[str, list[float]] = {"filter": [], "prefix": []}
+    part, begin = _MONTH / (2 * turns), datetime.now(UTC)
+    async with raw.connect(task["address"]) as channel, postdate.connect(task["address"]) as client:
+        await client.subscriptions.create(_NEIGHBOUR, "subscription-0")
+        await phase("measuring")
+        for number in range(2 * turns):
+            by, prefix = ("prefix", keyed.key_of(0)[: task["prefix"]]) if number % 2 else ("filter", "")
+            async with _single_messages(channel, rate, took["idle"]):
+                await asyncio.sleep(task["idle_seconds"])
+            async with _single_messages(channel, rate, took[by]):
+                started = time.perf_counter()
+                changed = await client.schedule.cancel_matching(
+                    raw.TOPIC, key_prefix=prefix, start=begin + number * part, end=begin + (number + 1) * part
+                )
+                seconds[by].append(time.perf_counter() - started)
+            check(changed.done > 0, "nothing was cancelled")
+        await phase("measured")
+    found = {f"{kind}_{name}_ms": ms for kind in took for name, ms in percentiles(took[kind]).items()}
+    found |= {f"{by}_seconds": sum(each) / turns for by, each in seconds.items()}
+    found |= {
+        f"{by}_{name}_ratio": found[f"{by}_{name}_ms"] / found[f"idle_{name}_ms"]
+        for by in seconds
+        for name in ("p50", "p99")
+    }
+    return found
+
+
+@asynccontextmanager
+async def _single_messages(channel: Any, rate: float, took: list[float]) -> AsyncIterator[None]:
+    """Produce one message after the other meanwhile; a time counts from the moment at which the call was to be made."""
+    unary = raw.produce_unary(channel)
+    message = message_pb2.Message(payload=bytes(100), deliver_after_ms=_HOUR_MS)
+    request = producer_pb2.ProduceRequest(topic=_NEIGHBOUR, messages=[message]).SerializeToString()
+
+    async def produce() -> None:
+        begin, number = time.perf_counter(), 0
+        while not ended.is_set():
+            meant = begin + number / rate
+            await asyncio.sleep(max(0.0, meant - time.perf_counter()))
+            await unary(request)
+            took.append((time.perf_counter() - meant) * 1000)
+            number += 1
+
+    ended = asyncio.Event()
+    producing = asyncio.create_task(produce())
+    try:
+        yield
+    finally:
+        ended.set()
+        await producing
 
 
 async def look(task: dict[str, Any]) -> dict[str, Any]:

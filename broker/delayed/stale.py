@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
+from pyroaring import BitMap
 
 from broker.delayed.due_rows import (
     NO_DUE_ROWS,
@@ -24,7 +26,7 @@ from broker.delayed.due_rows import (
 from broker.delayed.mutable_bucket import NEVER_MS
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import PostdateError
-from broker.model import Array, Int64Column, UInt32Column
+from broker.model import Array, Int64Column, UInt32Column, UInt64Column, bitmap_of
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_files import BucketStorage, SnapshotReader
 
@@ -36,76 +38,173 @@ _SORTABLE = "S12"  # the same bytes: big-endian numbers sort as bytes do
 _NO_KEYS = np.empty(0, dtype=_SORTABLE)
 _SEEKS_MAX = 5
 
+# A row in 64 bits, but for those that name its part. Entry ids have 32, times 53.
+_ID_BITS, _TIME_BITS = 18, 46
+_ID_MASK, _TIME_MASK = (1 << _ID_BITS) - 1, (1 << _TIME_BITS) - 1
+_TIME_SHIFT = np.uint64(_TIME_BITS)
+_PART_TIME_BITS = 16
+_PART_TIME_MASK = (1 << _PART_TIME_BITS) - 1
+
 
 class StaleEntries:
-    """Rows of the index that are out of date, each once; 12 bytes a row."""
+    """Rows of the index that are out of date, each once; 8 bytes a row.
+
+    A bulk change adds rows again and again to a ledger that has many, while others are served. So a ledger's rows lie
+    in parts, each takes what is new as a block of its own, and with each addition one part makes its blocks one.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self._keys: dict[int, Array] = {}  # by ledger, sorted
+        self._parts: dict[int, dict[int, _Part]] = {}  # by ledger, by number; none is empty
 
     def has_any_of(self, ledger_id: int) -> bool:
-        return ledger_id in self._keys
+        return ledger_id in self._parts
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Note rows of one ledger; what is there already stays there once."""
-        new = _keys(entry_ids, deliver_at_ms)
-        if not (entry_ids[1:] > entry_ids[:-1]).all():  # as those of a record do, whose keys rise as they are
-            new = np.unique(new)
-        held = self._keys.get(ledger_id, _NO_KEYS)
-        places, is_held = _find(held, new)
-        self._put(ledger_id, held, np.insert(held, places[~is_held], new[~is_held]))
+        if not len(entry_ids):
+            return
+        parts = self._parts.setdefault(ledger_id, {})
+        for number, wanted in _by_part(entry_ids, deliver_at_ms):
+            self.count += parts.setdefault(number, _Part()).add(wanted)
+        max(parts.values(), key=_Part.block_count).join()
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> DueRows:
         """Forget rows of one ledger, as far as they are there; those that were."""
-        held = self._keys.get(ledger_id)
-        if held is None:
+        parts = self._parts.get(ledger_id)
+        if parts is None:
             return NO_DUE_ROWS
-        wanted = np.unique(_keys(entry_ids, deliver_at_ms))
-        places, is_held = _find(held, wanted)
-        self._put(ledger_id, held, np.delete(held, places[is_held]))
-        return _rows(ledger_id, wanted[is_held])
+        removed = [NO_DUE_ROWS]
+        for number, wanted in _by_part(entry_ids, deliver_at_ms):
+            if (part := parts.get(number)) is not None:
+                removed.append(_rows_of_part(ledger_id, number, part.remove(wanted)))
+                if not len(part.join()):
+                    del parts[number]
+        if not parts:
+            del self._parts[ledger_id]
+        gone = concatenate(removed)
+        self.count -= len(gone)
+        return gone
 
     def add_rows(self, rows: DueRows) -> None:
         """Note rows of any ledgers."""
-        if len(rows) and (rows.ledger_ids == rows.ledger_ids[0]).all():
-            self.add(int(rows.ledger_ids[0]), rows.entry_ids, rows.deliver_at_ms)
-            return
-        for ledger_id in np.unique(rows.ledger_ids).tolist():
-            at = rows.ledger_ids == ledger_id
-            self.add(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])
+        for ledger_id, some in _by_ledger(rows):
+            self.add(ledger_id, some.entry_ids, some.deliver_at_ms)
 
     def known_among(self, rows: DueRows) -> DueRows:
-        """Those of some rows that are here."""
+        """Those of some rows that are here, each once."""
         known = [NO_DUE_ROWS]
-        for ledger_id, keys in _keys_by_ledger(rows):
-            _, is_held = _find(self._keys.get(ledger_id, _NO_KEYS), keys)
-            known.append(_rows(ledger_id, keys[is_held]))
+        for ledger_id, some in _by_ledger(rows):
+            parts = self._parts.get(ledger_id, {})
+            for number, wanted in _by_part(some.entry_ids, some.deliver_at_ms):
+                if (part := parts.get(number)) is not None:
+                    _, is_held = _find(part.join(), wanted)
+                    known.append(_rows_of_part(ledger_id, number, wanted[is_held]))
         return concatenate(known)
 
     def remove_rows(self, rows: DueRows) -> None:
         """Forget rows of any ledgers, as far as they are there."""
-        for ledger_id in np.unique(rows.ledger_ids).tolist():
-            at = rows.ledger_ids == ledger_id
-            self.remove(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])
+        for ledger_id, some in _by_ledger(rows):
+            self.remove(ledger_id, some.entry_ids, some.deliver_at_ms)
 
     def times(self) -> Int64Column:
         """The times of all rows, in any order."""
-        return _times(self._keys)
+        columns = [
+            _times_of_part(number, block)
+            for parts in self._parts.values()
+            for number, part in parts.items()
+            for block in part.blocks
+        ]
+        return np.concatenate([NO_DUE_ROWS.deliver_at_ms, *columns])
 
     def clear(self) -> None:
         self.count = 0
-        self._keys = {}
+        self._parts = {}
+
+    def block_count(self) -> int:
+        return sum(part.block_count() for parts in self._parts.values() for part in parts.values())
 
     def memory_bytes(self) -> int:
-        return sum(keys.nbytes for keys in self._keys.values())
+        return sum(
+            block.nbytes for parts in self._parts.values() for part in parts.values() for block in part.blocks
+        )
 
-    def _put(self, ledger_id: int, before: Array, after: Array) -> None:
-        self.count += len(after) - len(before)
-        if len(after):
-            self._keys[ledger_id] = after
-        else:
-            self._keys.pop(ledger_id, None)
+
+class _Part:
+    """Rows of one ledger with the same upper bits of entry id and time, as numbers of the lower bits."""
+
+    __slots__ = ("_added_ids", "blocks")
+
+    def __init__(self) -> None:
+        self.blocks = [np.empty(0, dtype=np.uint64)]
+        """Blocks of rising numbers. An entry in one of them but the first is in no other one of these."""
+        self._added_ids = BitMap()  # of all blocks but the first
+
+    def block_count(self) -> int:
+        return len(self.blocks)
+
+    def add(self, numbers: UInt64Column) -> int:
+        """Add rising numbers; returns how many were not here."""
+        ids = bitmap_of((numbers >> _TIME_SHIFT).astype(np.uint32))
+        if not ids.isdisjoint(self._added_ids):
+            self.join()
+        _, is_held = _find(self.blocks[0], numbers)
+        added = numbers[~is_held]
+        self.blocks.append(added)
+        self._added_ids |= ids
+        return len(added)
+
+    def remove(self, numbers: UInt64Column) -> UInt64Column:
+        """Remove rising numbers as far as they are here; those that were."""
+        held = self.join()
+        places, is_held = _find(held, numbers)
+        self.blocks = [np.delete(held, places[is_held])]
+        return numbers[is_held]
+
+    def join(self) -> UInt64Column:
+        """Make one block of all; that block."""
+        if len(self.blocks) > 1:
+            held, *blocks = self.blocks
+            added = np.sort(np.concatenate(blocks), kind="stable")
+            self.blocks = [np.insert(held, np.searchsorted(held, added), added)]
+            self._added_ids = BitMap()
+        return self.blocks[0]
+
+
+def _by_part(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Iterator[tuple[int, UInt64Column]]:
+    """Rows of one ledger by the number of their part, as numbers in it: rising, each once."""
+    parts = (entry_ids >> _ID_BITS).astype(np.int64) << _PART_TIME_BITS | deliver_at_ms >> _TIME_BITS
+    low_ids, low_times = entry_ids & _ID_MASK, deliver_at_ms & _TIME_MASK
+    numbers = low_ids.astype(np.uint64) << _TIME_SHIFT | low_times.astype(np.uint64)
+    if not ((entry_ids[1:] > entry_ids[:-1]) & (parts[1:] >= parts[:-1])).all():  # as those of a record rise
+        order = np.lexsort((numbers, parts))
+        parts, numbers = parts[order], numbers[order]
+        is_first = np.ones(len(parts), dtype=np.bool_)
+        is_first[1:] = (parts[1:] != parts[:-1]) | (numbers[1:] != numbers[:-1])
+        parts, numbers = parts[is_first], numbers[is_first]
+    begins = np.flatnonzero(np.diff(parts, prepend=-1))
+    for begin, end in pairwise([*begins.tolist(), len(parts)]):
+        yield int(parts[begin]), numbers[begin:end]
+
+
+def _rows_of_part(ledger_id: int, part: int, numbers: UInt64Column) -> DueRows:
+    first_id = part >> _PART_TIME_BITS << _ID_BITS
+    entry_ids = (numbers >> _TIME_SHIFT).astype(np.uint32) | np.uint32(first_id)
+    ledger_ids = np.full(len(numbers), ledger_id, dtype=np.int64)
+    return DueRows(_times_of_part(part, numbers), ledger_ids, entry_ids)
+
+
+def _times_of_part(part: int, numbers: UInt64Column) -> Int64Column:
+    times: Int64Column = numbers.astype(np.int64) & _TIME_MASK | (part & _PART_TIME_MASK) << _TIME_BITS
+    return times
+
+
+def _by_ledger(rows: DueRows) -> Iterator[tuple[int, DueRows]]:
+    if len(rows) and (rows.ledger_ids == rows.ledger_ids[0]).all():
+        yield int(rows.ledger_ids[0]), rows
+        return
+    for ledger_id in np.unique(rows.ledger_ids).tolist():
+        yield ledger_id, rows.part(np.flatnonzero(rows.ledger_ids == ledger_id))
 
 
 def _keys(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Array:
@@ -121,15 +220,9 @@ def _rows(ledger_id: int, keys: Array) -> DueRows:
     return DueRows(fields["deliver_at_ms"].astype(np.int64), ledger_ids, fields["entry_id"].astype(np.uint32))
 
 
-def _times(keys_by_ledger: dict[int, Array]) -> Int64Column:
-    columns = [keys.view(_KEY)["deliver_at_ms"] for keys in keys_by_ledger.values()]
-    return np.concatenate([np.empty(0, dtype=np.int64), *columns]).astype(np.int64)
-
-
 def _keys_by_ledger(rows: DueRows) -> Iterator[tuple[int, Array]]:
-    for ledger_id in np.unique(rows.ledger_ids).tolist():
-        at = rows.ledger_ids == ledger_id
-        yield ledger_id, _keys(rows.entry_ids[at], rows.deliver_at_ms[at])
+    for ledger_id, some in _by_ledger(rows):
+        yield ledger_id, _keys(some.entry_ids, some.deliver_at_ms)
 
 
 def _find(held: Array, wanted: Array) -> tuple[Array, Array]:
@@ -189,7 +282,8 @@ class Doubles:
 
     def times(self) -> Int64Column:
         """The times of all rows, in any order."""
-        return _times(self._keys)
+        columns = [keys.view(_KEY)["deliver_at_ms"] for keys in self._keys.values()]
+        return np.concatenate([np.empty(0, dtype=np.int64), *columns]).astype(np.int64)
 
     def _put(self, ledger_id: int, keys: Array) -> None:
         self.count += len(keys) - len(self._keys.get(ledger_id, _NO_KEYS))

@@ -11,6 +11,9 @@ from collections.abc import Callable
 _PAUSE_SECONDS = 0.001
 _PAUSES_MAX = 8
 """Pauses after one slice: where somebody is served at all times, the work goes on all the same, at about a tenth."""
+_RECENTLY_SECONDS = 0.05
+"""Time for which whoever was served is expected again: meanwhile the work takes half of the time, so that most calls
+find the loop free."""
 
 
 class Foreground:
@@ -21,10 +24,15 @@ class Foreground:
         self.calls = 0
         """Calls that are being served and end by themselves."""
         self._is_writing = is_writing
+        self._expected_until = 0.0  # on the loop's clock: somebody
 
-    async def give_way(self) -> None:
-        """Wait until nobody is served, some milliseconds at most."""
-        for _ in range(_PAUSES_MAX):
-            if not (self.calls or self._is_writing()):
-                return
+    async def give_way(self, worked_seconds: float) -> None:
+        """Wait until nobody is served, some milliseconds at most; if somebody was lately, rest as long as it worked."""
+        now = asyncio.get_running_loop().time
+        pauses = 0
+        while pauses < _PAUSES_MAX and (self.calls or self._is_writing()):
+            self._expected_until = now() + _RECENTLY_SECONDS
+            pauses += 1
             await asyncio.sleep(_PAUSE_SECONDS)
+        if not pauses and now() < self._expected_until:
+            await asyncio.sleep(min(max(worked_seconds, _PAUSE_SECONDS), _PAUSE_SECONDS * _PAUSES_MAX))

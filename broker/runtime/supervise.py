@@ -143,11 +143,12 @@ class YieldBudget:
     async def spent(self) -> None:
         """Let others run if the budget is used up. Without that, this does not suspend."""
         self._steps += 1
-        if self._steps < self._steps_max and self._clock.monotonic_ns() - self._since_ns < self._budget_ns:
+        spent_ns = self._clock.monotonic_ns() - self._since_ns
+        if self._steps < self._steps_max and spent_ns < self._budget_ns:
             return
         await asyncio.sleep(0)
         if self._foreground is not None:
-            await self._foreground.give_way()
+            await self._foreground.give_way(spent_ns / 1e9)
         self._steps = 0
         self._since_ns = self._clock.monotonic_ns()
 

@@ -45,8 +45,10 @@ class Schedule:
 
     def __init__(self, topic: ScheduledTopic, clock: Clock, foreground: Foreground) -> None:
         self._topic = topic
+        self._clock = clock
         self._changing = Changing(topic, clock)
         self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due, foreground)
+        self._foreground = foreground
 
     async def get(self, name: Position | str) -> Scheduled:
         """A pending message by its id, or by the key that it holds; NotFound for what is not pending."""
@@ -164,7 +166,8 @@ class Schedule:
         """
         lsn = moved_before_lsn - 1 if moved_before_lsn else None
         next_ = await self._look.next_matching(due, key_prefix, start, limit, lsn)
-        entries = next_.entries
+        await self._foreground.give_way(0.0)
+        entries, began = next_.entries, self._seconds()
         # What was changed by somebody else since it was found does not match any more.
         await self._changing.change(
             entries.ledger_ids,
@@ -174,6 +177,10 @@ class Schedule:
             expected_ms=entries.deliver_at_ms,
             submit=lambda record, outcomes: submit(record, outcomes, next_.examined, next_.end),
         )
+        await self._foreground.give_way(self._seconds() - began)
+
+    def _seconds(self) -> float:
+        return self._clock.monotonic_ns() / 1e9
 
 
 def _columns(positions: Sequence[Position]) -> tuple[Int64Column, UInt32Column]:

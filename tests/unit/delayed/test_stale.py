@@ -17,13 +17,27 @@ from tests.unit.delayed.test_bucket_tracker import HOUR, NOW, World
 
 AFTER_ALL = (1 << 62, 0, 0)
 
-rows = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=12)
+# Also such as lie in other parts of a ledger's, and at borders of them.
+entry_ids = st.integers(0, 40) | st.sampled_from([(1 << 18) - 1, 1 << 18, (1 << 18) + 1, (1 << 32) - 1])
+rows = st.lists(st.tuples(entry_ids, st.integers(1, 5) | st.sampled_from([64, 8191])), max_size=12)
 steps = st.lists(st.tuples(st.booleans(), st.integers(1, 3), rows), max_size=20)
 
 
 def columns_of(some: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     ids = np.array([entry_id for entry_id, _ in some], dtype=np.uint32)
     return ids, np.array([time << 40 for _, time in some], dtype=np.int64)
+
+
+def rows_of(ledger_id: int, some: list[tuple[int, int]]) -> DueRows:
+    ids, times = columns_of(some)
+    return DueRows(times, np.full(len(ids), ledger_id), ids)
+
+
+def keys_of(rows: DueRows) -> set[tuple[int, int, int]]:
+    ids, times = rows.entry_ids.tolist(), (rows.deliver_at_ms >> 40).tolist()
+    found = list(zip(rows.ledger_ids.tolist(), ids, times, strict=True))
+    assert len(set(found)) == len(found), "each once"
+    return set(found)
 
 
 @given(steps)
@@ -41,7 +55,26 @@ def test_rows_are_kept_each_once(steps):
         assert sorted(stale.times().tolist()) == sorted(time << 40 for *_, time in expected)
         for each in (1, 2, 3):
             assert stale.has_any_of(each) == any(ledger_id == each for ledger_id, *_ in expected)
-    assert stale.memory_bytes() == 12 * stale.count
+            known = stale.known_among(rows_of(each, some))
+            assert keys_of(known) == {(each, *row) for row in some if (each, *row) in expected}, (
+                "of these, what is here"
+            )
+    for each in (1, 2, 3):
+        left = [(entry_id, time) for ledger_id, entry_id, time in expected if ledger_id == each]
+        assert keys_of(stale.remove(each, *columns_of(left))) == {(each, *row) for row in left}
+    assert stale.count == 0
+
+
+def test_what_many_steps_add_to_a_ledger_stays_in_few_blocks_of_eight_bytes_a_row():
+    stale, count = StaleEntries(), 400_000
+    ids = np.random.default_rng(1).permutation(2 * count)[:count].astype(np.uint32)
+    for first in range(0, count, 1_000):
+        some = np.sort(ids[first : first + 1_000])
+        stale.add(1, some, NOW + some.astype(np.int64))
+        assert stale.block_count() <= 40
+    assert stale.count == count
+    assert stale.memory_bytes() == 8 * count
+    assert sorted(stale.times().tolist()) == sorted((NOW + ids.astype(np.int64)).tolist())
 
 
 @given(steps)
