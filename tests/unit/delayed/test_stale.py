@@ -65,6 +65,13 @@ def test_rows_are_kept_each_once(steps):
     assert stale.count == 0
 
 
+def test_a_row_is_kept_once_that_comes_again_before_its_part_has_one_block():
+    stale, some = StaleEntries(), [(part << 18, 1) for part in range(4)]
+    for _ in range(6):
+        stale.add(1, *columns_of(some))
+        assert (stale.count, len(stale.times())) == (4, 4)
+
+
 def test_what_many_steps_add_to_a_ledger_stays_in_few_blocks_of_eight_bytes_a_row():
     stale, count = StaleEntries(), 400_000
     ids = np.random.default_rng(1).permutation(2 * count)[:count].astype(np.uint32)
