@@ -1,4 +1,4 @@
-"""What the edge adds to one message: `python -m benchmarks.edges`.
+"""Cost of the edge for one message: `python -m benchmarks.edges`.
 
 A unary Produce of one message of 100 bytes, awaited, over gRPC and over HTTP; with an access file, with limits in it
 that are far from full, and with spans. One broker for each, all on one core, and calls in turns, so that what the

@@ -1,4 +1,4 @@
-"""What very many recurring schedules of one topic cost a broker: `python -m benchmarks.many_recurring [COUNT ...]`.
+"""Cost of very many recurring schedules of one topic: `python -m benchmarks.many_recurring [COUNT ...]`.
 
 In one process, without the limits of a broker: the topic's own state is made by the records that put schedules, written
 as a checkpoint writes it, and read as a start reads it. Each count has a process of its own.

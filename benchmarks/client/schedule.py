@@ -44,7 +44,7 @@ async def change(task: dict[str, Any]) -> dict[str, Any]:
 
 
 async def beside(task: dict[str, Any]) -> dict[str, Any]:
-    """How long single messages of another topic take: idle, beside a cancel by due time, beside one by key prefix.
+    """Time of single messages of another topic: idle, beside a cancel by due time, beside one by key prefix.
 
     In turns; each cancel goes through as many of the `count` messages that `keyed.load` stored, and no message twice.
     """
