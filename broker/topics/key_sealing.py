@@ -13,8 +13,10 @@ from broker.runtime.supervise import OneAtATime
 from broker.topics.key_services import KeyedTopic, KeyServices
 from broker.topics.settled_upkeep import SettledUpkeep
 
-_UNSEALED_MAX = 4
+_READ_MAX = 4
 """Rows are not read on while so many times as many keys as are sealed together are in memory."""
+_PRODUCED_MAX = 20
+"""Nor are batches taken while so many times as many are: a million, some 30 MB."""
 
 
 class KeySealing:
@@ -51,10 +53,18 @@ class KeySealing:
             self._sealing.start(self._seal)
         self._arm()
 
-    async def wait_room(self) -> None:
-        """Return once there is room for more keys in memory."""
+    async def wait_room_to_read(self) -> None:
+        """Return once there is room in memory for keys of rows that are read."""
         self.look()
-        if self._keys.unsealed_count > _UNSEALED_MAX * self._keys.limits.seal_count:
+        await self._wait_unsealed(_READ_MAX)
+
+    async def wait_room_to_produce(self) -> None:
+        """Return once there is room in memory for keys of new messages."""
+        await self._wait_unsealed(_PRODUCED_MAX)
+
+    async def _wait_unsealed(self, seals: int) -> None:
+        # One seal is waited for: one that fails must not stop producers for as long as the disk does not work.
+        if self._keys.unsealed_count > seals * self._keys.limits.seal_count:
             await self._sealing.wait()
 
     def _look_at_runs(self) -> None:

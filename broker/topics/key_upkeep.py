@@ -107,6 +107,10 @@ class KeyUpkeep:
                     reason="SCHEDULE_KEYS_UNAVAILABLE",
                 ) from self._trouble
 
+    async def wait_room(self) -> None:
+        """Return once there is room for keys of new messages."""
+        await self._sealing.wait_room_to_produce()
+
     async def find(self, hashes: UInt64Column) -> dict[int, list[Position]]:
         """The entries with some hashes, newest first, of one moment at which it was ready. Raises Unavailable."""
         while True:
@@ -267,7 +271,7 @@ class KeyUpkeep:
             self.keys.add(ledger_id, entry_ids, hashes)
             self._next = Position(ledger_id, first + count)
             self.keys.passed(self._next)
-        await self._sealing.wait_room()
+        await self._sealing.wait_room_to_read()
         await self._budget.spent()
 
     async def _read_moved(self) -> None:
@@ -280,7 +284,7 @@ class KeyUpkeep:
         self._moved[-1] = (ledger_id, entry_ids[_READ_ROWS:])
         if len(entry_ids) <= _READ_ROWS:
             self._moved.pop()
-        await self._sealing.wait_room()
+        await self._sealing.wait_room_to_read()
         await self._budget.spent()
 
     def _note_deleted(self) -> None:

@@ -106,9 +106,10 @@ class KeyedIntake:
     async def submit(self, batch: Batch, replace: bool, steps: tuple[RecurringStep, ...] = ()) -> Accepted:
         """As `Topic.submit`; raises AlreadyExists if a key is taken and its holder is not to be replaced."""
         check_distinct(batch)
+        keys = self._topic.keys
         async with self._lock:  # INTAKE-1
+            await keys.wait_room()
             known: _Known | None = None
-            keys = self._topic.keys
             while True:
                 wanted = self._wanted(batch)
                 if wanted is None:  # repeats have no keys to take

@@ -227,6 +227,10 @@ class TopicKeys:
         """Raises Unavailable if the rows cannot be read."""
         await self._used.wait_ready()
 
+    async def wait_room(self) -> None:
+        """Return once there is room for more keys in memory: if they come faster than they are sealed, they wait."""
+        await self._used.wait_room()
+
     def maybe(self, wanted: Probe) -> BoolColumn:
         """For each hash whether an entry or a batch in flight may have it; while `is_ready`."""
         return self._used.keys.maybe(wanted)

@@ -590,6 +590,35 @@ def test_keys_that_came_while_others_were_sealed_are_sealed_next() -> None:
     run(scenario, seal_after_ms=60_000)
 
 
+def test_keys_that_come_faster_than_they_are_sealed_wait() -> None:
+    async def scenario(node: Node) -> None:
+        await send(node, "first", after_ms=600_000)
+        keys = node.topic("t").keys._used.keys
+        seal, may_seal = keys.seal, asyncio.Event()
+
+        async def send_all(names: list[str]) -> None:
+            for name in names:
+                await send(node, name, after_ms=600_000)
+
+        async def held_seal() -> bool:
+            await may_seal.wait()
+            return await seal()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys, "seal", held_seal)
+            names = [f"key{number}" for number in range(200)]
+            sending = asyncio.create_task(send_all(names))
+            await asyncio.sleep(60)
+            assert keys.unsealed_count == 20 * keys.limits.seal_count + 1
+            may_seal.set()
+            await sending
+            await asyncio.sleep(5)
+        assert keys.unsealed_count < keys.limits.seal_count
+        assert None not in await find(node, *names)
+
+    run(scenario, seal_after_ms=600_000)
+
+
 def test_nothing_is_kept_of_a_topic_without_keys() -> None:
     async def scenario(node: Node) -> None:
         await node.produce("t", [Outgoing(b"plain", deliver_after_ms=MINUTE_MS)])
