@@ -53,6 +53,8 @@ _SCHEDULED_HEAD = bytes((_SCHEDULED,))
     "returned",
 ).values()
 _SHOWN_KEY_HEAD = bytes((_SHOWN_KEY,))
+_SHORT_KEY_HEADS = [_SHOWN_KEY_HEAD + encode_varint(length) for length in range(0x80)]
+"""Tag and length of a key, by its length: of a page, nearly all are that short."""
 _MESSAGE_HEAD = bytes((_MESSAGE,))
 _PAYLOAD_HEAD = bytes((tag_of("payload", message_pb2.Message),))
 _FEW_SCHEDULED = 16
@@ -229,7 +231,9 @@ def _encode_page(
     ]
     tails = [b""] * count
     for place, key in zip(np.flatnonzero(page.schedule_hashes).tolist(), keys, strict=True):
-        tails[place] = b"".join((_SHOWN_KEY_HEAD, encode_varint(len(key)), key))
+        length = len(key)
+        head = _SHORT_KEY_HEADS[length] if length < 0x80 else _SHOWN_KEY_HEAD + encode_varint(length)
+        tails[place] = head + key
     following = sizes + np.fromiter(map(len, tails), np.int64, count)
     rows = message_heads(_SCHEDULED, (_SHOWN_ID, entries.ledger_ids, entries.entry_ids), facts, following)
     head_width = rows.shape[1]
