@@ -23,7 +23,8 @@ from broker.storage.key_run import NO_KEYS, KeyColumns
 
 _FEW_HASHES = 16
 """Up to so many hashes are looked for one by one."""
-_CAPACITY_MIN, _CAPACITY_GROWTH = 16, 4  # of the filter
+_CAPACITY_MIN, _CAPACITY_GROWTH = 4, 4  # of the filter
+_ADDED_AT_ONCE = 2_048  # to it, when it is made anew
 
 
 class RecentKeys:
@@ -123,7 +124,8 @@ class RecentKeys:
         while capacity < len(known) + room:
             capacity *= _CAPACITY_GROWTH
         self._filter, self._noted = OpenFilter(capacity), len(known)
-        self._filter.add(Probe(known))
+        for at in range(0, len(known), _ADDED_AT_ONCE):
+            self._filter.add(Probe(known[at : at + _ADDED_AT_ONCE]))
 
     def _rows_of(self, hashes: UInt64Column) -> Int64Column:
         asked = np.sort(hashes[self.maybe(Probe(hashes))])

@@ -35,8 +35,6 @@ _SHIFT = np.uint32(27)
 _ONE = np.uint32(1)
 _HALF = np.uint64(32)
 _ALL_TRUE = np.uint64(0x0101010101010101)  # eight booleans, looked at as one number
-_PAIRS = _WORDS // 2
-_EACH_PAIR = np.arange(_PAIRS)
 
 
 def filter_blocks(count: int) -> int:
@@ -80,13 +78,27 @@ class OpenFilter(KeyFilter):
     def __init__(self, capacity: int) -> None:
         super().__init__(bytes(max(filter_blocks(capacity), 1) * FILTER_BLOCK_BYTES))
         self._words = self._words.copy()
+        self._last = np.zeros(
+            len(self._words), dtype=np.int32
+        )  # by block: which hash of the last ones it got
         self.capacity = capacity
 
+    @property
+    def memory_bytes(self) -> int:
+        return self._words.nbytes + self._last.nbytes
+
     def add(self, probe: Probe) -> None:
-        first = _blocks_of(probe.halves, len(self._words)) * _PAIRS
-        # Two words at once, and each by itself: several hashes may have one block.
-        pairs = self._words.view(np.uint64).reshape(-1)
-        np.bitwise_or.at(pairs, (first[:, None] + _EACH_PAIR).ravel(), probe.bits.view(np.uint64).ravel())
+        """Some thousands at a time: of many more, most would share their block with others."""
+        blocks, count = _blocks_of(probe.halves, len(self._words)), len(probe.hashes)
+        words = self._words.take(blocks, axis=0)
+        words |= probe.bits
+        self._words[blocks] = words
+        # Of several hashes with one block the last one was written: the others follow, each by itself.
+        each = np.arange(count, dtype=np.int32)
+        self._last[blocks] = each
+        others = np.flatnonzero(self._last[blocks] != each)
+        if len(others):
+            np.bitwise_or.at(self._words, blocks[others], probe.bits[others])
 
 
 class KeyFilterBuilder:

@@ -309,7 +309,7 @@ async def test_a_crash_at_any_moment_of_seal_merge_swap_and_delete_loses_no_key(
 # Memory
 
 
-async def test_runs_cost_four_bytes_a_key_in_a_cache_and_nothing_beside_it() -> None:
+async def test_runs_cost_five_bytes_a_key_in_a_cache_and_nothing_beside_it() -> None:
     values = random_hashes(10_000)
     topic = await sealed(values)
     await topic.check(values[:20])
