@@ -163,16 +163,14 @@ class Processes:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
         flags, tuning = tuned_broker.split(settings)
         module = module or ("tests.tuned_broker" if tuning else "broker.cli")
-        command = ("serve", *flags, *arguments)
+        command = ("-m", module, "serve", *flags, *arguments)
         env = {**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning, **(environ or {})}
         process: asyncio.subprocess.Process | ForkedProcess
-        if self._server is not None and module in IMPORTED and not environ and not files_max:
-            process = await self._server.fork(module, command, env)
+        if self._server is not None and module in IMPORTED:
+            process = await self._server.fork(command, env, files_max=files_max)
         else:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                module,
                 *command,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
@@ -193,6 +191,33 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+class Command:
+    """`postdate-broker` and a subcommand, forked: a process that can be killed."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self.process = process
+
+    async def finish(self) -> tuple[int, str]:
+        """Wait until it has ended; its exit status, and what it wrote."""
+        async with asyncio.timeout(60):
+            output, errors = await self.process.communicate()
+        return await self.process.wait(), (errors + output).decode()
+
+
+Begin = Callable[..., Awaitable[Command]]
+
+
+@pytest.fixture
+def begin(fork_server: ForkServer) -> Begin:
+    """Begins a command of `postdate-broker`."""
+
+    async def begin_one(*arguments: str) -> Command:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
+        return Command(await fork_server.fork(("-m", "broker.cli", *arguments), environ, has_stdout=True))
+
+    return begin_one
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Brokers forked from a process that has imported the broker, which spares each start half a second of imports.
+"""Brokers, commands and programs of the SDK, forked from a process that has imported what they need.
 
-A broker forked so is a process like any other: killed by signals, with an environment, files and memory of its own.
+It spares each of them half a second of imports. A broker forked so is a process like any other: killed by signals, with an environment, files and memory of its own.
 So are the processes of its shards, which a process beside the supervisor forks as the children of that.
 What a command line, a limit or a variable does at the start of the interpreter is tested with the command itself.
 """
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -22,6 +23,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
@@ -32,26 +34,48 @@ IMPORTED = (
     "broker.shards.node_supervisor",
     "tests.tuned_broker",
 )
+"""Modules that can be run."""
+_IMPORTED_TOO = (
+    "broker.jobs.compact_command",
+    "broker.rpc.compaction_client",
+    "postdate.commands.settings",
+    "postdate.sync",
+)
+"""Modules that commands and programs import."""
 REQUEST_BYTES_MAX = 1 << 18
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 _PR_SET_NAME = 15
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
 SHARD_NAME = "shard "
 """Name of the process of a shard, before its number: its command line is that of the fork server."""
 
 
 class ForkedProcess:
-    """A forked broker, with what tests use of `asyncio.subprocess.Process`."""
+    """A forked process, with what tests use of `asyncio.subprocess.Process`."""
 
-    def __init__(self, pid: int, stderr: asyncio.StreamReader, status: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        pid: int,
+        stderr: asyncio.StreamReader,
+        status: asyncio.StreamReader,
+        stdout: asyncio.StreamReader | None,
+    ) -> None:
         self.pid = pid
         self.stderr = stderr
+        self.stdout = stdout
         self.returncode: int | None = None
         self._ended = asyncio.ensure_future(self._end(status))
 
     async def wait(self) -> int:
         """Wait until it has ended; the exit status, or the number of the signal below 0."""
         return await asyncio.shield(self._ended)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Wait until it has ended; what it wrote to its standard output and to its standard error."""
+        assert self.stdout is not None
+        output, errors, _ = await asyncio.gather(self.stdout.read(), self.stderr.read(), self.wait())
+        return output, errors
 
     def send_signal(self, number: int) -> None:
         if self.returncode is not None:
@@ -66,7 +90,7 @@ class ForkedProcess:
 
     async def _end(self, status: asyncio.StreamReader) -> int:
         told = await status.read()
-        assert told, "the fork server has ended before its brokers"
+        assert told, "the fork server has ended before its processes"
         self.returncode = int(told)
         return self.returncode
 
@@ -87,17 +111,33 @@ class ForkServer:
                 env={**inherited, **environ},
             )
 
-    async def fork(self, module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedProcess:
-        """Fork a process that does what `python -m module arguments` would."""
-        request = json.dumps({"module": module, "arguments": arguments, "environ": dict(environ)}).encode()
-        ends = [os.pipe(), os.pipe()]
+    async def fork(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        files_max: int = 0,
+        has_stdout: bool = False,
+        is_traced: bool = False,
+    ) -> ForkedProcess:
+        """Fork a process that does what `python *arguments` would: `-m`, one of some modules, and its arguments, or `-c`.
+
+        What is traced stops itself before it begins, and goes on at a SIGCONT.
+        """
+        asked = {
+            "arguments": arguments,
+            "environ": dict(environ),
+            "files_max": files_max,
+            "is_traced": is_traced,
+        }
+        ends = [os.pipe() for _ in range(2 + has_stdout)]
         try:
-            pid = await asyncio.to_thread(self._ask, request, [write for _, write in ends])
+            pid = await asyncio.to_thread(self._ask, json.dumps(asked).encode(), [write for _, write in ends])
         finally:
             for _, write in ends:
                 os.close(write)
-        stderr, status = [await _reader(read) for read, _ in ends]
-        return ForkedProcess(pid, stderr, status)
+        stderr, status, *stdout = [await _reader(read) for read, _ in ends]
+        return ForkedProcess(pid, stderr, status, stdout[0] if stdout else None)
 
     def close(self) -> None:
         self._socket.close()
@@ -117,24 +157,43 @@ async def _reader(descriptor: int) -> asyncio.StreamReader:
     return reader
 
 
-def _run(module: str, arguments: Sequence[str], environ: Mapping[str, str], stderr: int) -> None:
-    """Be what a command would have started."""
+def _run(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    files_max: int,
+    is_traced: bool,
+    stderr: int,
+    stdout: Sequence[int],
+) -> None:
+    """Be what `python *arguments` would have started."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor, place in ((nothing, 0), (nothing, 1), (stderr, 2)):
+    for descriptor, place in ((nothing, 0), ([*stdout, nothing][0], 1), (stderr, 2)):
         os.dup2(descriptor, place)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    if _SYS_CLONE is not None and _fork_shards():
+    if files_max:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+    if is_traced:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if "serve" in arguments and _SYS_CLONE is not None and _fork_shards():
         return
-    _become(module, arguments, environ)
+    _become(arguments, environ)
 
 
-def _become(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+def _become(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
-    # A supervisor starts its shards by the module that it was started by.
-    sys.modules["__main__"] = sys.modules[module]
-    sys.argv = [module, *arguments]
-    sys.modules[module].main()
+    how, what, *others = arguments
+    sys.argv = [what if how == "-m" else how, *others]
+    if how == "-m":
+        # A supervisor starts its shards by the module that it was started by.
+        sys.modules["__main__"] = sys.modules[what]
+        sys.modules[what].main()
+        return
+    os.setsid()  # it may have children of its own
+    sys.modules["__main__"] = program = ModuleType("__main__")
+    exec(what, vars(program))
 
 
 class ForkedShard:
@@ -173,8 +232,7 @@ def _fork_shards() -> bool:
     theirs.close()
 
     async def start(*command: str, env: Mapping[str, str], **_: Any) -> ForkedShard:
-        module = command.index("-m") + 1
-        request = {"module": command[module], "arguments": command[module + 1 :], "environ": env}
+        request = {"arguments": command[command.index("-m") :], "environ": env}
         ours.send(json.dumps(request).encode())
         return ForkedShard(int(ours.recv(64)))
 
@@ -211,7 +269,7 @@ def _fork_sibling() -> int:
 
 def serve(channel: socket.socket) -> None:
     """Fork each process that is asked for, and tell how it ended, until nobody can ask any more."""
-    for module in IMPORTED:
+    for module in (*IMPORTED, *_IMPORTED_TOO):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # so that the collector of a forked process copies no page for what was imported
@@ -227,18 +285,19 @@ def serve(channel: socket.socket) -> None:
                     with open(statuses.pop(key.data), "wb", buffering=0) as file, suppress(BrokenPipeError):
                         file.write(str(os.waitstatus_to_exitcode(wait_status)).encode())
                     continue
-                message, descriptors, *_ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 2)
+                message, descriptors, *_ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 3)
                 if not message:
                     for pid in statuses:  # nobody is left who would
                         os.kill(pid, signal.SIGKILL)
                     return
-                stderr, status = descriptors
+                stderr, status, *stdout = descriptors
                 pid = os.fork()
                 if not pid:
                     channel.detach()
-                    _run(**json.loads(message), stderr=stderr)
+                    _run(**json.loads(message), stderr=stderr, stdout=stdout)
                     return
-                os.close(stderr)
+                for descriptor in (stderr, *stdout):
+                    os.close(descriptor)
                 statuses[pid] = status
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                 channel.send(str(pid).encode())

@@ -17,7 +17,7 @@ from tests.process.conftest import LIMIT_SECONDS, BrokerProcess
 
 TOPIC = "load"
 SUBSCRIPTIONS = ("all", "half")
-PAUSE_MS = at_depth(change=24, deep=4)
+PAUSE_MS = at_depth(change=60, deep=4)
 UNDER_WAY = at_depth(change=600, deep=1_000)
 """With so many answers, and a delivery, a life of a broker is worth being ended."""
 EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
@@ -192,5 +192,8 @@ async def run_for(
     tasks = [asyncio.create_task(load.produce(broker)) for _ in range(producers)]
     tasks += [asyncio.create_task(load.consume(broker, name, polite=polite)) for name in SUBSCRIPTIONS]
     await load.under_way()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not all(load.delivered.values()):
+            await asyncio.sleep(0.005)
     await asyncio.sleep(seconds)
     return tasks

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 from postdate_api.v1 import message_pb2, producer_pb2
 from tests.depth import at_depth
-from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start, command_here, until
+from tests.process.conftest import SMALL, Begin, BrokerProcess, Start, command_here, until
 from tests.process.load import SUBSCRIPTIONS, Load, run_for
 from tests.process.test_crash import verify
 
 ROUNDS = at_depth(change=1, deep=15)
 TOPICS = 20
 """Beside the load, so that an upload takes many calls."""
-
-
-async def command(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "broker.cli", *arguments,
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-
-
-async def output(*arguments: str) -> str:
-    process = await command(*arguments)
-    async with asyncio.timeout(60):
-        out, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    return out.decode().strip()
 
 
 def count_chunks(store: Path) -> int:
@@ -42,21 +24,22 @@ def count_bases(store: Path) -> int:
     return len(list(store.glob("bases/[0-9a-f]*")))
 
 
-async def kill_midway(broker: BrokerProcess, store: Path, more: int) -> bool:
+async def kill_midway(begin: Begin, broker: BrokerProcess, store: Path, more: int) -> bool:
     """Begin an upload, and kill it once it has stored so many chunks more; False if it was done before."""
     before, bases = count_chunks(store), count_bases(store)
-    process = await command("backup", "create", f"file://{store}", "--address", broker.grpc_address)
+    command = await begin("backup", "create", f"file://{store}", "--address", broker.grpc_address)
+    process = command.process
     async with asyncio.timeout(60):
         while process.returncode is None and count_chunks(store) < before + more:
             await asyncio.sleep(0.001)
     if process.returncode is None:
         process.kill()
-    await process.communicate()
+    await command.finish()
     return count_bases(store) == bases
 
 
-async def test_kill_9_of_an_upload_under_load(start: Start, tmp_path: Path) -> None:
-    load, store = Load(seed=4, pause_ms=at_depth(change=40, deep=4)), tmp_path / "store"
+async def test_kill_9_of_an_upload_under_load(start: Start, begin: Begin, tmp_path: Path) -> None:
+    load, store = Load(seed=4, pause_ms=at_depth(change=120, deep=4)), tmp_path / "store"
     store.mkdir()
     # Half of what is delivered is never acknowledged, and must not come again before the kill.
     broker = await (await start(**SMALL, lease_ms="10m", data_dir=str(tmp_path / "d"))).serving()
@@ -64,11 +47,13 @@ async def test_kill_9_of_an_upload_under_load(start: Start, tmp_path: Path) -> N
     for number in range(TOPICS):
         await broker.producer.Produce(producer_pb2.ProduceRequest(topic=f"t{number}", messages=messages))
     tasks = await run_for(broker, load, 0.3)
-    killed = [await kill_midway(broker, store, 1 + load.rng.randrange(20)) for _ in range(ROUNDS)]
+    killed = [await kill_midway(begin, broker, store, 1 + load.rng.randrange(20)) for _ in range(ROUNDS)]
     assert any(killed), "none of them was cut short"
     left = count_chunks(store)
     answered, confirmed = dict(load.answered), {name: set(load.confirmed[name]) for name in SUBSCRIPTIONS}
-    url = await output("backup", "create", f"file://{store}", "--address", broker.grpc_address)
+    status, told = await command_here("backup", "create", f"file://{store}", "--address", broker.grpc_address)
+    assert status == 0, told
+    url = told.splitlines()[-1]
     assert url.startswith(f"file://{store}#")
     await broker.kill()
     await asyncio.gather(*tasks)

@@ -19,7 +19,7 @@ from postdate_api.v1 import message_pb2, producer_pb2
 from tests.depth import at_depth
 from tests.process.conftest import BrokerProcess, Start, until
 
-HONEST = at_depth(change=2_000, deep=5_000)
+HONEST = at_depth(change=1_200, deep=5_000)
 IDLE = 1_500
 INFO = call("/postdate.v1.AdminService/GetServerInfo")
 
@@ -65,10 +65,10 @@ async def idle(address: str, count: int, stack: AsyncExitStack) -> list[asyncio.
     return readers
 
 
-async def test_thousands_of_clients_are_served_at_once(start_command: Start, tmp_path: Path):
+async def test_thousands_of_clients_are_served_at_once(start: Start, tmp_path: Path):
     if raise_descriptor_limit() < HONEST + 500:
         pytest.fail("this machine lets a process open too few files: raise the hard limit (ulimit -Hn)")
-    broker = await (await start_command(data_dir=str(tmp_path / "d"))).serving()
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
     async with AsyncExitStack() as stack:
 
         async def client() -> None:
@@ -96,12 +96,10 @@ async def test_a_broker_opens_as_many_files_as_it_is_allowed_to(start_command: S
     assert resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE)[0] > 1_024
 
 
-async def test_idle_connections_on_both_ports_leave_descriptors_for_files(
-    start_command: Start, tmp_path: Path
-):
+async def test_idle_connections_on_both_ports_leave_descriptors_for_files(start: Start, tmp_path: Path):
     assert raise_descriptor_limit() >= 2 * IDLE + 500
     # Many small files, so that each of these messages opens some.
-    broker = await start_command(
+    broker = await start(
         data_dir=str(tmp_path / "d"), files_max=1_024, ledger_max_entries="2", batch_messages_max="2",
         checkpoint_interval_ms="50ms",
     )  # fmt: skip
@@ -136,9 +134,9 @@ async def test_idle_connections_on_both_ports_leave_descriptors_for_files(
     assert not [line for line in broker.lines if '"level":"error"' in line.lower().replace(" ", "")]
 
 
-async def test_silent_connections_keep_nobody_out(start_command: Start, tmp_path: Path):
+async def test_silent_connections_keep_nobody_out(start: Start, tmp_path: Path):
     """More than there are places shake hands, stay silent, and come again when they are ended. An honest stream goes on."""
-    broker = await (await start_command(data_dir=str(tmp_path / "d"), connections_max="200")).serving()
+    broker = await (await start(data_dir=str(tmp_path / "d"), connections_max="200")).serving()
     await produce(broker)
     stream = broker.producer.ProduceStream()
     await stream.write(producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"x")]))

@@ -1,7 +1,7 @@
 """A real broker process under strace: in which order it writes, syncs, renames and answers, and what an error does.
 
-Under `strace -D` the broker is our own child, and strace looks on from aside. Injected errors hit calls by their number
-in each thread; what is synced before the broker serves is synced in its first thread, so small numbers hit the journal's.
+The broker is forked, and begins once strace looks on. Injected errors hit calls by their number in each thread; what is
+synced before the broker serves is synced in its first thread, so small numbers hit the journal's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import re
 import resource
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -23,7 +23,8 @@ from broker.server import SPARE_DESCRIPTORS
 from broker.storage.segment import HEADER_BYTES
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
 from tests import tuned_broker
-from tests.process.conftest import LIMIT_SECONDS, ROOT, BrokerProcess
+from tests.process.conftest import LIMIT_SECONDS, BrokerProcess, until
+from tests.process.fork_server import ForkServer
 from tests.process.load import EARLIEST, TOPIC
 from tests.process.test_crash import verify
 from tests.programs import need_program
@@ -101,46 +102,40 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
+async def start(fork_server: ForkServer, tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
     """Starts a broker on one folder, under strace if options for it are given."""
     processes: list[BrokerProcess] = []
+    tracers: list[asyncio.subprocess.Process] = []
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
 
     async def start_one(*options: str, **settings: str) -> BrokerProcess:
-        tracer: tuple[str, ...] = ()
-        if options:
-            tracer = (
-                need_program("strace"),
-                "-D",
-                "-f",
-                "--seccomp-bpf",  # calls that nobody asked for are not slowed down
-                "-qq",
-                "-y",
-                "-s",
-                "10000",
-                "-o",
-                str(trace),
-                *options,
-            )
         flags, tuning = tuned_broker.split({**SETTINGS, **settings, "data_dir": str(tmp_path / "data")})
-        process = await asyncio.create_subprocess_exec(
-            *tracer,
-            sys.executable,
-            "-m",
-            "tests.tuned_broker",
-            "serve",
-            *flags,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=1 << 20,
-            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning},
+        process = await fork_server.fork(
+            ("-m", "tests.tuned_broker", "serve", *flags),
+            {**inherited, **tuning},
+            is_traced=bool(options),
         )
         processes.append(BrokerProcess(process))
+        if options:
+            tracer = await asyncio.create_subprocess_exec(
+                *(need_program("strace"), "-f", "-qq", "-y", "-s", "10000", "-o", str(trace)),
+                *(*options, "-p", str(process.pid)),
+            )
+            tracers.append(tracer)
+            await until(partial(is_traced, process.pid), "strace does not look on")
+            process.send_signal(signal.SIGCONT)
         return await processes[-1].serving()
 
     yield start_one
     for process in processes:
         await process.clean_up()
+    for tracer in tracers:
+        await tracer.wait()
+
+
+async def is_traced(pid: int) -> bool:
+    status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+    return "TracerPid:\t0\n" not in status
 
 
 def payload(number: int) -> bytes:

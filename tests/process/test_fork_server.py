@@ -29,5 +29,5 @@ async def test_a_forked_broker_ends_by_itself_and_all_end_with_the_server(tmp_pa
     server.close()
     assert select.select([ended], [], [], LIMIT_SECONDS)[0], "a broker has outlived its server"
     os.close(ended)
-    with pytest.raises(AssertionError, match="before its brokers"):
+    with pytest.raises(AssertionError, match="before its processes"):
         await left.wait()

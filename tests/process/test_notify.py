@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.process.conftest import LIMIT_SECONDS, Start
 
 
-async def test_systemd_hears_of_ready_alive_and_stopping(start_command: Start, tmp_path: Path) -> None:
+async def test_systemd_hears_of_ready_alive_and_stopping(start: Start, tmp_path: Path) -> None:
     heard: list[str] = []
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -23,7 +23,7 @@ async def test_systemd_hears_of_ready_alive_and_stopping(start_command: Start, t
                     heard.extend((await loop.sock_recv(listener, 4_096)).decode().splitlines())
 
         environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-        broker = await start_command(environ=environ, data_dir=str(tmp_path / "data"))
+        broker = await start(environ=environ, data_dir=str(tmp_path / "data"))
         await hear("READY=1")
         assert heard.index("STATUS=Recovering") < heard.index("READY=1")
         assert any(each.startswith("STATUS=Serving gRPC on 127.0.0.1:") for each in heard)
@@ -33,13 +33,13 @@ async def test_systemd_hears_of_ready_alive_and_stopping(start_command: Start, t
         assert await broker.wait() == 0, broker.lines
 
 
-async def test_a_loop_that_hangs_is_not_called_alive(start_command: Start, tmp_path: Path) -> None:
+async def test_a_loop_that_hangs_is_not_called_alive(start: Start, tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.setblocking(False)
         environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-        broker = await start_command(environ=environ, data_dir=str(tmp_path / "data"))
+        broker = await start(environ=environ, data_dir=str(tmp_path / "data"))
         async with asyncio.timeout(LIMIT_SECONDS):
             while await loop.sock_recv(listener, 4_096) != b"WATCHDOG=1":
                 pass

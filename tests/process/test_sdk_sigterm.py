@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 import postdate.testing
 from tests.depth import at_depth
+from tests.process.fork_server import ForkedProcess, ForkServer
 
-ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
 COUNT = 60
 STOPS = at_depth(change=2, deep=4)  # more than there are attempts
@@ -125,8 +123,6 @@ with postdate.sync.connect(sys.argv[1]) as client, client.subscribe("t", "s") as
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
 
-Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
-
 
 @pytest.fixture
 async def fake() -> AsyncIterator[postdate.testing.FakeBroker]:
@@ -136,15 +132,9 @@ async def fake() -> AsyncIterator[postdate.testing.FakeBroker]:
 
 @asynccontextmanager
 async def started(
-    fake: postdate.testing.FakeBroker, program: str, work_s: float
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, fake.address, str(work_s)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
-        start_new_session=True,
-    )
+    server: ForkServer, fake: postdate.testing.FakeBroker, program: str, work_s: float
+) -> AsyncIterator[ForkedProcess]:
+    process = await server.fork(("-c", program, fake.address, str(work_s)), os.environ, has_stdout=True)
     try:
         yield process
     finally:
@@ -155,8 +145,8 @@ async def started(
         await process.wait()
 
 
-async def line_of(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None and process.stderr is not None
+async def line_of(process: ForkedProcess) -> str:
+    assert process.stdout is not None
     async with asyncio.timeout(LIMIT_SECONDS):
         line = (await process.stdout.readline()).decode().strip()
     assert line, (await process.stderr.read()).decode()
@@ -173,12 +163,14 @@ async def prepare(client: postdate.Client) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-async def test_sigterm_wears_out_nothing_that_was_not_begun(fake: postdate.testing.FakeBroker, program: str):
+async def test_sigterm_wears_out_nothing_that_was_not_begun(
+    fork_server: ForkServer, fake: postdate.testing.FakeBroker, program: str
+):
     begun: Counter[str] = Counter()
     async with fake.client() as client:
         await prepare(client)
         for _ in range(STOPS):
-            async with started(fake, program, 0.5) as process, asyncio.timeout(LIMIT_SECONDS):
+            async with started(fork_server, fake, program, 0.5) as process, asyncio.timeout(LIMIT_SECONDS):
                 lines = [await line_of(process)]
                 process.send_signal(signal.SIGTERM)
                 out, err = await process.communicate()
@@ -202,10 +194,15 @@ async def test_sigterm_wears_out_nothing_that_was_not_begun(fake: postdate.testi
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-async def test_a_second_sigterm_ends_it_at_once(fake: postdate.testing.FakeBroker, program: str):
+async def test_a_second_sigterm_ends_it_at_once(
+    fork_server: ForkServer, fake: postdate.testing.FakeBroker, program: str
+):
     async with fake.client() as client:
         await prepare(client)
-        async with started(fake, TELLS + program, 3600) as process, asyncio.timeout(LIMIT_SECONDS):
+        async with (
+            started(fork_server, fake, TELLS + program, 3600) as process,
+            asyncio.timeout(LIMIT_SECONDS),
+        ):
             await line_of(process)
             process.send_signal(signal.SIGTERM)
             while await line_of(process) != "stopped":  # the first one was heard
@@ -215,31 +212,38 @@ async def test_a_second_sigterm_ends_it_at_once(fake: postdate.testing.FakeBroke
 
 
 @pytest.mark.parametrize("program", [ITERATES, SYNC], ids=["async for", "for"])
-async def test_a_program_that_handles_sigterm_is_left_alone(fake: postdate.testing.FakeBroker, program: str):
+async def test_a_program_that_handles_sigterm_is_left_alone(
+    fork_server: ForkServer, fake: postdate.testing.FakeBroker, program: str
+):
     async with fake.client() as client:
         await prepare(client)
-        async with started(fake, HANDLES_IT + program, 3600) as process, asyncio.timeout(LIMIT_SECONDS):
+        async with (
+            started(fork_server, fake, HANDLES_IT + program, 3600) as process,
+            asyncio.timeout(LIMIT_SECONDS),
+        ):
             await line_of(process)
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == HANDLED
 
 
-async def test_sigterm_ends_a_child_that_was_forked_within_the_block(fake: postdate.testing.FakeBroker):
+async def test_sigterm_ends_a_child_that_was_forked_within_the_block(
+    fork_server: ForkServer, fake: postdate.testing.FakeBroker
+):
     async with fake.client() as client:
         await prepare(client)
-        async with started(fake, FORKS, 3600) as process, asyncio.timeout(LIMIT_SECONDS):
+        async with started(fork_server, fake, FORKS, 3600) as process, asyncio.timeout(LIMIT_SECONDS):
             os.kill(int(await line_of(process)), signal.SIGTERM)
             assert await line_of(process) == str(-signal.SIGTERM)
             assert await process.wait() == 0
 
 
 @pytest.mark.parametrize("program", [ITERATES, SYNC], ids=["async for", "for"])
-async def test_sigterm_ends_a_program_whose_broker_is_away(program: str):
+async def test_sigterm_ends_a_program_whose_broker_is_away(fork_server: ForkServer, program: str):
     async with AsyncExitStack() as programs, asyncio.timeout(LIMIT_SECONDS):
         async with postdate.testing.broker() as fake:
             async with fake.client() as client:
                 await prepare(client)
-            process = await programs.enter_async_context(started(fake, program, 0))
+            process = await programs.enter_async_context(started(fork_server, fake, program, 0))
             for _ in range(COUNT):
                 await line_of(process)
         process.send_signal(signal.SIGTERM)

@@ -39,9 +39,9 @@ async def consumer(broker: BrokerProcess, *, permits: int) -> Any:
     return call
 
 
-async def test_a_consumer_that_holds_nothing_does_not_hold_the_broker(start_command: Start, tmp_path: Path):
+async def test_a_consumer_that_holds_nothing_does_not_hold_the_broker(start: Start, tmp_path: Path):
     broker = await (
-        await start_command(data_dir=str(tmp_path / "d"), drain_grace_ms=f"{GRACE_SECONDS:.0f}s")
+        await start(data_dir=str(tmp_path / "d"), drain_grace_ms=f"{GRACE_SECONDS:.0f}s")
     ).serving()
     await produce(broker)
     silent = await consumer(broker, permits=0)
@@ -53,10 +53,10 @@ async def test_a_consumer_that_holds_nothing_does_not_hold_the_broker(start_comm
 
 
 async def test_a_consumer_that_holds_messages_is_waited_for_until_it_has_answered(
-    start_command: Start, tmp_path: Path
+    start: Start, tmp_path: Path
 ):
     broker = await (
-        await start_command(data_dir=str(tmp_path / "d"), drain_grace_ms=f"{GRACE_SECONDS:.0f}s")
+        await start(data_dir=str(tmp_path / "d"), drain_grace_ms=f"{GRACE_SECONDS:.0f}s")
     ).serving()
     await produce(broker)
     holder = await consumer(broker, permits=1)
@@ -97,11 +97,11 @@ async def test_hangup_reads_again_what_can_change_and_ends_nothing(start_command
     assert broker.process.returncode is None
 
 
-async def secured(start_command: Start, folder: Path) -> tuple[BrokerProcess, Files, Authority, Pair]:
+async def secured(start: Start, folder: Path) -> tuple[BrokerProcess, Files, Authority, Pair]:
     """Start a broker with access control and TLS, whose files it looks at again in a minute at the earliest."""
     files, authority = Files(folder), Authority(folder)
     pair = authority.issue("server", is_local=True)
-    broker = await start_command(
+    broker = await start(
         data_dir=str(folder / "d"),
         security_recheck_ms="1m",
         tls_cert_file=pair.cert_file,
@@ -112,8 +112,8 @@ async def secured(start_command: Start, folder: Path) -> tuple[BrokerProcess, Fi
     return await broker.serving(), files, authority, pair
 
 
-async def test_hangup_takes_changed_rights_and_certificates_at_once(start_command: Start, tmp_path: Path):
-    broker, files, authority, pair = await secured(start_command, tmp_path)
+async def test_hangup_takes_changed_rights_and_certificates_at_once(start: Start, tmp_path: Path):
+    broker, files, authority, pair = await secured(start, tmp_path)
     files.access(ACCESS + "\n# changed\n")
     fresh = authority.issue("other", is_local=True)
     for old, new in ((pair.cert_file, fresh.cert_file), (pair.key_file, fresh.key_file)):
@@ -124,8 +124,8 @@ async def test_hangup_takes_changed_rights_and_certificates_at_once(start_comman
     assert broker.process.returncode is None
 
 
-async def test_hangup_where_nothing_can_be_read_again_ends_nothing(start_command: Start, tmp_path: Path):
-    broker = await (await start_command(data_dir=str(tmp_path / "d"))).serving()
+async def test_hangup_where_nothing_can_be_read_again_ends_nothing(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
     stream = await consumer(broker, permits=1)
     broker.process.send_signal(signal.SIGHUP)
     await logged(broker, '"Reloaded"')
@@ -134,9 +134,9 @@ async def test_hangup_where_nothing_can_be_read_again_ends_nothing(start_command
     assert broker.process.returncode is None
 
 
-async def test_hangup_with_files_that_cannot_be_used_keeps_the_old_ones(start_command: Start, tmp_path: Path):
+async def test_hangup_with_files_that_cannot_be_used_keeps_the_old_ones(start: Start, tmp_path: Path):
     """One bad file keeps none of the others back."""
-    broker, files, authority, pair = await secured(start_command, tmp_path)
+    broker, files, authority, pair = await secured(start, tmp_path)
     client = ssl.create_default_context(cafile=authority.ca_file)
     client.set_alpn_protocols(["h2"])
     host, port = broker.grpc_address.rsplit(":", 1)

@@ -20,9 +20,9 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-async def test_each_shard_sends_its_own(start_command: Start, tmp_path: Path, receiver: Receiver):
+async def test_each_shard_sends_its_own(start: Start, tmp_path: Path, receiver: Receiver):
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
-    broker = await start_command("--shards=2", environ=environ, data_dir=str(tmp_path / "d"))
+    broker = await start("--shards=2", environ=environ, data_dir=str(tmp_path / "d"))
     await broker.serving()
     names = [f"topic-{number}" for number in range(16)]
     caller = f"00-{'ab' * 16}-{'cd' * 8}-01"

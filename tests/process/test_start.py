@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from broker.cli import main
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
+from tests.depth import deep_but
 from tests.process.conftest import ROOT, BrokerProcess, Start
 
 
@@ -93,11 +94,9 @@ def test_bad_configuration_ends_with_one_clear_line(
 
 
 @pytest.mark.parametrize("case", [CASES[0], *AT_START], ids=lambda case: case.name)
-async def test_a_start_that_is_refused_ends_with_one_clear_line(
-    start_command: Start, tmp_path: Path, case: Case
-):
+async def test_a_start_that_is_refused_ends_with_one_clear_line(start: Start, tmp_path: Path, case: Case):
     arguments = arguments_of(case, tmp_path)
-    broker = await start_command(*arguments, environ=case.environ, data_dir=str(tmp_path / "d"))
+    broker = await start(*arguments, environ=case.environ, data_dir=str(tmp_path / "d"))
     line = await fails(broker)
     for each in case.told:
         assert each in line
@@ -111,22 +110,22 @@ async def test_unknown_flag_is_a_usage_error(start_command: Start, tmp_path: Pat
 
 
 async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_on(
-    start_command: Start, tmp_path: Path
+    start: Start, tmp_path: Path
 ):
-    first = await (await start_command(data_dir=str(tmp_path / "d"))).serving()
-    line = await fails(await start_command(data_dir=str(tmp_path / "d")))
+    first = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    line = await fails(await start(data_dir=str(tmp_path / "d")))
     assert str(tmp_path / "d") in line
     ready = await asyncio.to_thread(urllib.request.urlopen, f"http://{first.http_address}/readyz")
     assert ready.status == 200
     await first.kill()
-    await (await start_command(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
+    await (await start(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
 
 
 @pytest.mark.parametrize("which", ["grpc_address", "http_address"])
 # A socket that is shared among brokers alone would be refused by the first and taken by the second.
 @pytest.mark.parametrize("holder", ["a listener", "another broker"])
 async def test_port_that_another_process_holds_is_refused(
-    start_command: Start, tmp_path: Path, which: str, holder: str
+    start: Start, start_command: Start, tmp_path: Path, which: str, holder: str
 ):
     with socket.socket() as listener:
         if holder == "a listener":
@@ -134,34 +133,33 @@ async def test_port_that_another_process_holds_is_refused(
             listener.listen()
             address = f"127.0.0.1:{listener.getsockname()[1]}"
         else:
-            other = await (await start_command(data_dir=str(tmp_path / "other"))).serving()
+            other = await (await start(data_dir=str(tmp_path / "other"))).serving()
             address = getattr(other, which)
+        # The command, which keeps gRPC from a line of its own before it imports it.
         line = await fails(await start_command(data_dir=str(tmp_path / "d"), **{which: address}))
         assert address in line
         assert which in line or which.replace("_", "-") in line
 
 
 @pytest.mark.parametrize("where", ["a file", "below a file"])
-async def test_data_directory_that_cannot_be_is_one_clear_line(
-    start_command: Start, tmp_path: Path, where: str
-):
+async def test_data_directory_that_cannot_be_is_one_clear_line(start: Start, tmp_path: Path, where: str):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" if where == "a file" else tmp_path / "file" / "d"
-    broker = await start_command(data_dir=str(path))
+    broker = await start(data_dir=str(path))
     assert await broker.wait() == 1
     assert len(broker.lines) == 1 and broker.lines[0].startswith("Error: ")
     assert str(path) in broker.lines[0] or str(tmp_path / "file") in broker.lines[0]
 
 
-async def test_damaged_file_is_refused_with_its_name_and_what_to_do(start_command: Start, tmp_path: Path):
-    broker = await (await start_command(data_dir=str(tmp_path / "d"))).serving()
+async def test_damaged_file_is_refused_with_its_name_and_what_to_do(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
     broker.process.send_signal(signal.SIGTERM)
     assert await broker.wait() == 0
     manifest = tmp_path / "d" / "broker.manifest"
     content = bytearray(manifest.read_bytes())
     content[len(content) // 2] ^= 0xFF
     manifest.write_bytes(bytes(content))
-    again = await start_command(data_dir=str(tmp_path / "d"))
+    again = await start(data_dir=str(tmp_path / "d"))
     assert await again.wait() == 1
     said = [line for line in again.lines if not line.startswith("{")]
     assert len(said) == 1 and str(manifest) in said[0]
@@ -210,12 +208,12 @@ def test_where_only_the_sdk_is_installed_the_command_says_what_to_install():
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("library", "ending"), [("obstore", "exit handler\n"), ("sys", "exit handler\ntaken apart\n")]
-)
-@pytest.mark.parametrize(
-    ("leave", "code"), [("", 0), ("raise SystemExit(2)", 2), ("raise SystemExit('x')", 1), ("1 / 0", 1)]
-)
+LIBRARIES = (("obstore", "exit handler\n"), ("sys", "exit handler\ntaken apart\n"))
+EXITS = (("", 0), ("raise SystemExit(2)", 2), ("raise SystemExit('x')", 1), ("1 / 0", 1))
+ENDS = [(*library, *exit_) for library in LIBRARIES for exit_ in EXITS]
+
+
+@pytest.mark.parametrize(("library", "ending", "leave", "code"), deep_but((ENDS[0], ENDS[3], ENDS[5]), ENDS))
 def test_once_the_library_of_object_stores_was_used_the_interpreter_is_not_taken_apart(
     library: str, ending: str, leave: str, code: int
 ):
