@@ -12,6 +12,7 @@ import pytest
 
 from tests.depth import DEPTH, load_profile
 from tests.lanes import TwoEnds, UnreadFile, make_module, run_item, sort_items, tell
+from tests.process.fork_server import ForkServer
 
 load_profile()
 
@@ -90,6 +91,14 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="postdate-test-", dir=_MEMORY) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process that brokers, commands and programs of tests are forked from."""
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 def _has_room() -> bool:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.clients.worker import ROOT, build, check_restart, check_stop, copied
-from tests.process.conftest import Start, fork_server, start
+from tests.process.conftest import Start, start
 from tests.programs import need_program
 
 pytestmark = pytest.mark.packaging
 
-__all__ = ["fork_server", "start"]  # the fixtures
+__all__ = ["start"]  # the fixture
 
 GO_MOD = (ROOT / "clients/go/go.mod").read_text()
 NEEDED = tuple(map(int, re.findall(r"^go (\d+)\.(\d+)", GO_MOD, re.MULTILINE)[0]))

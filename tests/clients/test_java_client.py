@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.clients.worker import ROOT, build, check_restart, check_stop, copied, run
-from tests.process.conftest import Start, fork_server, start
+from tests.process.conftest import Start, start
 from tests.programs import need_program
 
 pytestmark = pytest.mark.packaging
 
-__all__ = ["fork_server", "start"]  # the fixtures
+__all__ = ["start"]  # the fixture
 
 CLIENT = ROOT / "clients/java"
 TERMINATED = 128 + 15  # of a Java that was sent SIGTERM, also when its hooks ended it in good order

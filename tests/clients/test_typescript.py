@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import postdate
-from tests.process.conftest import Start, fork_server, start
+from tests.process.conftest import Start, start
 from tests.programs import need_program
 
 pytestmark = pytest.mark.packaging
 
-__all__ = ["fork_server", "start"]  # the fixtures
+__all__ = ["start"]  # the fixture
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "clients/typescript"

@@ -22,6 +22,7 @@ from broker.jobs.verify import verify_folder
 from broker.runtime.vfs import LocalVfs
 from broker.storage.manifest import decode_broker
 from broker.topic_shards import shard_of
+from tests.depth import at_depth, deep_but
 from tests.jobs.folders import write_pinned_folder
 
 VFS = LocalVfs()
@@ -110,7 +111,7 @@ def unused(data: Path, made: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("made", ["nothing", "a folder", "folders"])
+@pytest.mark.parametrize("made", deep_but(("nothing", "folders"), ("nothing", "a folder", "folders")))
 def test_a_shard_in_which_nothing_was_ever_stored_keeps_nobody_from_the_others(data: Path, made: str) -> None:
     topics = topics_of(data)
     number = unused(data, made)
@@ -256,6 +257,6 @@ def test_a_compaction_of_a_stopped_broker_goes_through_all_shards(data: Path) ->
     assert [topic for topic in topics if f"{topic}: rewrite" in left] == [
         each for each in topics if each != one
     ]
-    compacted("--apply", processes=2)
+    compacted("--apply", processes=at_depth(change=1, deep=2))
     assert verify_folder(VFS, str(data)).problems == []
     assert "rewrite" not in compacted()

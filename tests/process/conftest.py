@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +184,6 @@ class Processes:
     async def clean_up(self) -> None:
         for process in self._started:
             await process.clean_up()
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 class Command:

@@ -33,6 +33,7 @@ IMPORTED = (
     "broker.node.node",
     "broker.shards.node_supervisor",
     "tests.tuned_broker",
+    "postdate.cli",
 )
 """Modules that can be run."""
 _IMPORTED_TOO = (
@@ -46,6 +47,7 @@ REQUEST_BYTES_MAX = 1 << 18
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 _PR_SET_NAME = 15
+_M_ARENA_MAX = -8
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
 SHARD_NAME = "shard "
 """Name of the process of a shard, before its number: its command line is that of the fork server."""
@@ -184,6 +186,8 @@ def _run(
 def _become(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    if arenas := environ.get("MALLOC_ARENA_MAX"):  # which the allocator reads as a process begins
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(arenas))
     how, what, *others = arguments
     sys.argv = [what if how == "-m" else how, *others]
     if how == "-m":

@@ -35,6 +35,7 @@ MOVE_LEASE_MS = 8_000
 OWNER_SECONDS = 60.0
 """Three processes start at once, and the machine may be busy."""
 ROUNDS = at_depth(change=1, deep=10)
+PAUSE_MS = at_depth(change=200, deep=4)
 
 
 def when(process: BrokerProcess, message: str) -> float:
@@ -154,7 +155,7 @@ class Trio:
 async def test_nothing_is_lost_early_or_back_whatever_becomes_of_owners(start: Start, tmp_path: Path) -> None:
     trio = Trio(start, tmp_path)
     await trio.create()
-    load = Load(seed=15)
+    load = Load(seed=15, pause_ms=PAUSE_MS)
     for _ in range(ROUNDS):
         for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
             name, owner, tasks = await trio.loaded_owner(load)
@@ -252,7 +253,7 @@ async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start,
     await trio.create()
     for node in trio.processes:
         await trio.following(node)
-    load = Load(seed=16)
+    load = Load(seed=16, pause_ms=PAUSE_MS)
     first = ""
     for move in range(2):
         name, owner, tasks = await trio.loaded_owner(load)

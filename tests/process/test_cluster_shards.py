@@ -34,6 +34,7 @@ LEASE_MS = 3_000
 SECONDS = 60.0
 """Nine processes start at once, and the machine may be busy."""
 ROUNDS = at_depth(change=1, deep=5)
+PAUSE_MS = at_depth(change=600, deep=200)
 ROLLED = at_depth(change=1, deep=3)
 """Nodes that are restarted one after the other, first the one that owns the first shard."""
 TOPICS = [
@@ -136,7 +137,7 @@ class Client:
     """The load of one topic, through whichever node is up, and again after each break."""
 
     def __init__(self, nodes: Nodes, topic: str, seed: int) -> None:
-        self.load = Load(seed=seed, topic=topic, pause_ms=200)
+        self.load = Load(seed=seed, topic=topic, pause_ms=PAUSE_MS)
         self.gap_seconds = 0.0
         self._nodes = nodes
         self._turn = seed

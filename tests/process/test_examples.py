@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import postdate.testing
+from tests.depth import deep_but
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
@@ -51,8 +53,10 @@ async def test_quickstart(fake: postdate.testing.FakeBroker):
     assert program.returncode == 0
 
 
-@pytest.mark.parametrize("worker", ["worker.py", "sync_worker.py"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+WORKERS = tuple(itertools.product(("worker.py", "sync_worker.py"), (signal.SIGTERM, signal.SIGINT)))
+
+
+@pytest.mark.parametrize(("worker", "number"), deep_but((WORKERS[0], WORKERS[3]), WORKERS))
 async def test_worker_handles_and_ends_well(
     fake: postdate.testing.FakeBroker, worker: str, number: signal.Signals
 ):

@@ -1,6 +1,6 @@
 """A process that relays an outbox until it is empty, and kills itself before or after one of its steps.
 
-`python -m tests.wire.outbox_relay CONNINFO ADDRESS STEP`; steps are the statements it sends to the database and the
+Its arguments are CONNINFO ADDRESS STEP; steps are the statements it sends to the database and the
 lists it sends to the broker, each before and after. STEP -1 kills nothing.
 """
 
@@ -52,5 +52,5 @@ async def main(conninfo: str, address: str, step: int) -> None:
         running.cancel()
 
 
-if __name__ == "__main__":
+def run() -> None:
     asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

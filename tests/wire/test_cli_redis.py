@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,6 +16,7 @@ import redis
 
 import postdate
 from postdate import cli
+from tests.process.fork_server import ForkServer
 from tests.programs import need_program
 from tests.wire.conftest import Wire
 
@@ -127,7 +129,12 @@ async def test_moved_members_leave_redis_once_they_are_stored(
 
 
 async def test_a_move_that_was_killed_is_gone_on_with(
-    client: postdate.Client, run: Run, source: redis.Redis, server: str, wire: Wire
+    fork_server: ForkServer,
+    client: postdate.Client,
+    run: Run,
+    source: redis.Redis,
+    server: str,
+    wire: Wire,
 ) -> None:
     members = {f"{number}": due_s() for number in range(4000)}
     source.zadd("jobs", members)
@@ -143,7 +150,7 @@ async def test_a_move_that_was_killed_is_gone_on_with(
         "jobs",
         "--move",
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, "--url", server)
+    process = await fork_server.fork((*command, "--url", server), os.environ)
     async with asyncio.timeout(20):
         while source.zcard("jobs") == 4000:
             assert process.returncode is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import postdate
 from postdate import cli
+from tests.process.fork_server import ForkServer
 from tests.wire.conftest import Wire, within
 
 HOUR = timedelta(hours=1)
@@ -105,16 +105,12 @@ async def test_part_of_a_topic_is_exported(client: postdate.Client, run: Run, tm
 
 
 async def test_a_run_that_was_killed_is_gone_on_with(
-    wire: Wire, client: postdate.Client, run: Run, tmp_path: Path
+    fork_server: ForkServer, wire: Wire, client: postdate.Client, run: Run, tmp_path: Path
 ) -> None:
     path = file_of(tmp_path / "many", 6000, soon())
     # So slow that there is a middle, and so forgetful that only the greatest number tells what is stored.
     await client.topics.create("t", postdate.TopicPolicy(max_produce_rate=2000, dedup_entries=500))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "postdate.cli", "import", "t", path),
-        env=os.environ,
-        stdout=asyncio.subprocess.DEVNULL,
-    )
+    process = await fork_server.fork(("-m", "postdate.cli", "import", "t", path), os.environ)
 
     async def stored() -> int:
         return (await client.schedule.count("t")).messages

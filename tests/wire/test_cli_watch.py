@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from postdate import cli
 from postdate.commands import tail
 from postdate.commands.check import CheckLimits, judge
 from tests.certificates import Authority
+from tests.process.fork_server import ForkServer
 from tests.wire.conftest import Serve, Wire, within
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -138,14 +138,12 @@ async def test_tail_of_what_is_produced(client: postdate.Client, run: Run) -> No
     assert await names(client) == []
 
 
-async def test_an_interrupted_tail_ends_well(wire: Wire, client: postdate.Client) -> None:
+async def test_an_interrupted_tail_ends_well(
+    fork_server: ForkServer, wire: Wire, client: postdate.Client
+) -> None:
     await client.topics.create("t")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "postdate.cli", "--address", wire.server.grpc_address, "tail", "t"),
-        env=os.environ,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
+    command = ("-m", "postdate.cli", "--address", wire.server.grpc_address, "tail", "t")
+    process = await fork_server.fork(command, os.environ)
     assert b"following t" in await within(process.stderr.readline())
     process.send_signal(signal.SIGINT)
     assert await within(process.wait()) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,7 @@ import postdate.sync
 from postdate import cli, postgres
 from tests.depth import at_depth, sampled
 from tests.postgres_server import PostgresServer, new_database, postgres_server
+from tests.process.fork_server import ForkServer
 from tests.wire.conftest import Wire, within
 
 EARLIEST = postdate.InitialPosition.EARLIEST
@@ -265,19 +267,15 @@ async def test_as_many_as_a_topic_has_room_for_are_sent_though_it_is_never_empty
         await until(conninfo, EMPTY)
 
 
-async def test_each_message_is_stored_once_wherever_its_relay_is_killed(client, conninfo, wire):
+async def test_each_message_is_stored_once_wherever_its_relay_is_killed(
+    client, conninfo, wire, fork_server: ForkServer
+):
     """Kills a process at each of its steps: before and after each statement and each list that it sends."""
 
     async def relay_until_killed(step: int) -> int:
-        command = (
-            sys.executable,
-            "-m",
-            "tests.wire.outbox_relay",
-            conninfo,
-            wire.server.grpc_address,
-            str(step),
-        )
-        process = await asyncio.create_subprocess_exec(*command)
+        program = "from tests.wire.outbox_relay import run; run()"
+        command = ("-c", program, conninfo, wire.server.grpc_address, str(step))
+        process = await fork_server.fork(command, os.environ)
         return await asyncio.wait_for(process.wait(), 60)
 
     expected: list[bytes] = []

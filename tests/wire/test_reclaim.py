@@ -120,11 +120,11 @@ async def test_verify_topic_while_ledgers_go_all_the_time(serve: Serve):
     stream = await wire.subscribe("t")
     await wire.create_subscription("t", "other")
     other = await wire.subscribe("t", "other")
-    for number in range(15):
+    for number in range(8):
         delays = [(number * 7 + index * 3) % 60 for index in range(20)]
         await wire.produce("t", *[Message(payload=b"x", deliver_after_ms=delay) for delay in delays])
         for each in (stream, other):
             await each.ack(ids_of(await each.deliveries(20)))
         await verified(wire)
-    await eventually(lambda: wire.broker.counters.removed_ledgers >= 15)
+    await eventually(lambda: wire.broker.counters.removed_ledgers >= 8)
     assert wire.broker.counters.index_rebuilds == 0

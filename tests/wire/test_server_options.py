@@ -41,6 +41,7 @@ from broker.rpc.reception import window_bytes
 from broker.runtime import connections
 from postdate_api.v1 import admin_pb2
 from tests.certificates import Authority
+from tests.depth import at_depth
 from tests.wire.conftest import Serve, Wire, within
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -79,7 +80,7 @@ def keep_busy_until_read(port: int) -> None:
 
 async def test_calls_that_arrive_while_the_broker_is_busy_are_not_refused(wire: Wire):
     """gRPC refuses some of a thousand that the event loop has not seen yet, and each beyond three thousand."""
-    port, calls = int(wire.server.grpc_address.rsplit(":", 1)[1]), 250
+    port, calls = int(wire.server.grpc_address.rsplit(":", 1)[1]), at_depth(change=100, deep=250)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(raw(wire, is_honest=True)) for _ in range(16)]
         for each in clients:
