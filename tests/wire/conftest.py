@@ -6,10 +6,12 @@ Whatever a test awaits from the broker has a limit, so that a promise that is no
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,17 @@ def failures_of(failures: Iterable[consumer_pb2.EntryFailure]) -> dict[Id, str]:
     return {(each.id.ledger_id, each.id.entry_id): Refusal.of(each.error).reason for each in failures}
 
 
+def one_other(cases: Sequence[tuple[Any, ...]], type_: Any) -> list[tuple[Any, ...]]:
+    """Cases of one type of subscription, which stands last in each, and of each thing that is tried one of another."""
+    kept = []
+    for number, (_, group) in enumerate(itertools.groupby(cases, key=lambda case: case[0])):
+        of_one, others = [], []
+        for each in group:
+            (of_one if each[-1] == type_ else others).append(each)
+        kept += [*of_one, others[number % len(others)]]
+    return kept
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -352,11 +365,16 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One broker for a table of requests that leave no trace. Such tests are marked `on_shared`."""
-    folder = tmp_path_factory.mktemp("shared")
-    config = broker_config(
-        data_dir=str(folder), grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", drain_grace_ms=0
-    )
-    server = Server(config)
+    async with one_for_all(tmp_path_factory) as wire:
+        yield wire
+
+
+@asynccontextmanager
+async def one_for_all(folders: pytest.TempPathFactory, **settings: Any) -> AsyncIterator[Wire]:
+    """A broker for several tests."""
+    folder = folders.mktemp("shared")
+    addresses = {"grpc_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
+    server = Server(broker_config(data_dir=str(folder), drain_grace_ms=0, **addresses, **settings))
     await server.start()
     wire = Wire(server)
     yield wire

@@ -9,7 +9,8 @@ import pytest
 
 from broker.subscriptions.consumer import Consumer
 from postdate_api.v1 import admin_pb2, consumer_pb2
-from tests.wire.conftest import Id, Serve, Stream, Wire, eventually, ids_of, sets, within
+from tests.depth import deep_but
+from tests.wire.conftest import Id, Serve, Stream, Wire, eventually, ids_of, one_other, sets, within
 
 SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER = 1, 2, 3, 4
 
@@ -99,12 +100,14 @@ def _named(value: Any) -> str:
     return value.__name__ if callable(value) else str(value)
 
 
-@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
-@pytest.mark.parametrize(
-    ("leave", "counts"),
-    [*((each, 0) for each in NOT_COUNTED), *((each, 1) for each in COUNTED)],
-    ids=_named,
-)
+CASES = [
+    (leave, counts, type_)
+    for leave, counts in (*((each, 0) for each in NOT_COUNTED), *((each, 1) for each in COUNTED))
+    for type_ in (SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
+]
+
+
+@pytest.mark.parametrize(("leave", "counts", "type_"), deep_but(one_other(CASES, SHARED), CASES), ids=_named)
 async def test_what_counts_as_an_attempt(wire: Wire, leave: Leave, counts: int, type_: int):
     await wire.create_subscription("t", type=type_)
     ids = await wire.produce("t", b"1", b"2", b"3")

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
 from benchmarks.http2 import (
@@ -35,7 +36,17 @@ from postdate_api.v1 import consumer_pb2, producer_pb2
 from tests.configs import broker_config
 from tests.depth import at_depth
 from tests.wire.access_files import Files, bearer
-from tests.wire.conftest import Refusal, Serve, Wire, batch, eventually, refused, within
+from tests.wire.conftest import (
+    Refusal,
+    Serve,
+    Wire,
+    batch,
+    eventually,
+    on_shared,
+    one_for_all,
+    refused,
+    within,
+)
 from tools.access_table import least_scope
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -291,16 +302,18 @@ async def test_a_call_without_a_turn_sends_one_window(serve: Serve, monkeypatch:
             task.cancel()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def slow_wire(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    async with one_for_all(tmp_path_factory, first_message_ms=50, reflection="on") as wire:
+        yield wire
+
+
+@on_shared
 @pytest.mark.parametrize("path", sorted(RULES))
 async def test_every_method_ends_a_call_that_sends_no_message(slow_wire: Wire, path: str):
     """A method that is served otherwise would be read without limits, before anybody asked who calls."""
     silent: Any = slow_wire.channel.stream_stream(path, None, None)()
     assert (await refused(silent.read())).reason == "FIRST_MESSAGE_LATE"
-
-
-@pytest.fixture
-async def slow_wire(serve: Serve) -> Wire:
-    return await serve(first_message_ms=50, reflection="on")
 
 
 async def test_call_without_a_message_is_refused(wire: Wire):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from google.protobuf.message import Message
 
 from benchmarks.http2 import END_HEADERS, HEADERS, Raw, call, connected, frame, prefixed
 from broker.rpc.access_rules import RULES
 from broker.storage.varint import encode_varint
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
-from tests.wire.conftest import Serve, within
+from tests.wire.conftest import Wire, on_shared, one_for_all, within
 
 BYTES = 300 << 10
 PADDING = b"\xfa\x3f" + encode_varint(BYTES) + bytes(BYTES)
@@ -70,12 +71,19 @@ async def ended(raw: Raw, number: int, path: str, messages: list[bytes]) -> None
     await raw.until_ended(number)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    settings: dict[str, Any] = {"reflection": "on", "payload_bytes_max": BYTES // 2}
+    async with one_for_all(tmp_path_factory, **settings) as wire:
+        yield wire
+
+
+@on_shared
 @pytest.mark.parametrize(
     ("path", "messages"), [case[:2] for case in CASES], ids=[f"{path}-{kind}" for path, _, kind in CASES]
 )
-async def test_a_refused_request_is_in_no_cycle(serve: Serve, path: str, messages: list[bytes]):
-    wire = await serve(reflection="on", payload_bytes_max=BYTES // 2)
-    async with connected(wire.server.grpc_address, is_honest=True) as raw:
+async def test_a_refused_request_is_in_no_cycle(refusing: Wire, path: str, messages: list[bytes]):
+    async with connected(refusing.server.grpc_address, is_honest=True) as raw:
         reading = asyncio.create_task(raw.live())
         await within(ended(raw, 1, path, messages))
         with cycles() as found:

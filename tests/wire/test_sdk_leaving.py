@@ -13,7 +13,8 @@ import postdate
 import postdate.sync
 from broker.subscriptions.entry_states import PROMISED
 from postdate import Client, Message, Subscription, SubscriptionType
-from tests.wire.conftest import Wire, eventually, ids_of
+from tests.depth import deep_but
+from tests.wire.conftest import Wire, eventually, ids_of, one_other
 
 COUNT = 20
 BEGUN = 1
@@ -133,12 +134,17 @@ ONE_COUNTS = [raises, is_cancelled, is_cancelled_in_run, has_a_handler_that_fail
 Program = Callable[[Client, Subscription], Awaitable[None]]
 
 
+TYPES = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER)
+CASES = [
+    (program, counted, type_)
+    for program, counted in (*((each, 0) for each in NOTHING_COUNTS), *((each, BEGUN) for each in ONE_COUNTS))
+    for type_ in TYPES
+]
+
+
 @pytest.mark.parametrize(
-    "type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER]
-)
-@pytest.mark.parametrize(
-    ("program", "counted"),
-    [*((each, 0) for each in NOTHING_COUNTS), *((each, BEGUN) for each in ONE_COUNTS)],
+    ("program", "counted", "type_"),
+    deep_but(one_other(CASES, SubscriptionType.SHARED), CASES),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 async def test_only_what_was_begun_and_failed_counts(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc.encode import encode_varint
@@ -23,6 +24,7 @@ from tests.wire.conftest import (
     ids_of,
     now_ms,
     on_shared,
+    one_for_all,
     refused,
     within,
 )
@@ -234,11 +236,21 @@ async def test_bad_produce_is_refused_and_nothing_is_stored(shared: Wire, case: 
     await nothing_is_stored(shared)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def storing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    """One broker for a table of requests, each among others that are stored."""
+    async with one_for_all(tmp_path_factory) as wire:
+        yield wire
+
+
+@on_shared
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_bad_request_on_the_stream_is_answered_in_order_and_the_stream_goes_on(wire: Wire, case: Case):
+async def test_bad_request_on_the_stream_is_answered_in_order_and_the_stream_goes_on(
+    storing: Wire, case: Case
+):
     bad = case.build()
     bad.request_id = 2
-    call = wire.producer.ProduceStream()
+    call = storing.producer.ProduceStream()
     for request in (batch("good", b"1", request_id=1), bad, batch("good", b"3", request_id=3)):
         await within(call.write(request))
     first, second, third = [await within(call.read()) for _ in range(3)]
@@ -255,7 +267,8 @@ async def test_bad_request_on_the_stream_is_answered_in_order_and_the_stream_goe
     await within(call.done_writing())
     assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
     assert await within(call.code()) is grpc.StatusCode.OK
-    assert await wire.topic_names() == ["good"]
+    assert await storing.topic_names() == ["good"]
+    await within(storing.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name="good")))
 
 
 async def nothing_is_stored(wire: Wire) -> None:
