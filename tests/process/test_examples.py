@@ -15,6 +15,7 @@ import pytest
 
 import postdate.testing
 from tests.depth import deep_but
+from tests.process.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
@@ -101,10 +102,10 @@ async def test_worker_of_partitions_takes_batches_of_all_and_ends_when_nothing_c
             assert (billing.ready_messages, billing.leased_messages) == (0, 0)
 
 
-async def test_example_of_tests_passes(fake: postdate.testing.FakeBroker):
-    program = await start(
-        fake, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/test_with_fake_broker.py"
-    )
+async def test_example_of_tests_passes(fork_server: ForkServer):
+    options = ("-q", "-p", "no:cacheprovider", str(ROOT / "examples/test_with_fake_broker.py"))
+    pytest_main = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+    program = await fork_server.fork(("-c", pytest_main, *options), os.environ, has_stdout=True)
     async with asyncio.timeout(LIMIT_SECONDS):
         out, err = await program.communicate()
     assert program.returncode == 0, out.decode() + err.decode()
