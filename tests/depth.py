@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from datetime import date
-from itertools import islice
+from itertools import islice, product
 from typing import TypeVar
 
 import pytest
@@ -45,6 +45,15 @@ def deep_but(kept: Iterable[T], cases: Iterable[T]) -> list[object]:
         if each in kept
         else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.deep)
         for each in cases
+    ]
+
+
+def every_pair(*axes: Iterable[object]) -> list[object]:
+    """Half of all combinations of three axes or more, with every pair of values of any two; the others are deep."""
+    numbered = (list(enumerate(axis)) for axis in axes)
+    return [
+        pytest.param(*(value for _, value in case), marks=[pytest.mark.deep] * (sum(n for n, _ in case) % 2))
+        for case in product(*numbered)
     ]
 
 

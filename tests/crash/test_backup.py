@@ -124,7 +124,10 @@ def recorded(seed: int, links: str = "all", **changes: object) -> BackedUp:
 
 
 @pytest.mark.parametrize(
-    ("seed", "links"), [(1, "all"), (2, "none"), (3, "pins"), (4, "all"), (5, "none"), (6, "pins")]
+    ("seed", "links"),
+    [(1, "all"), (2, "none"), (3, "pins"), (4, "all"), (5, "none"), (6, "pins")][
+        : at_depth(change=3, deep=6)
+    ],
 )
 def test_a_backup_under_load_holds_exactly_what_was_applied_at_its_lsn_and_never_changes(seed, links):
     recorder = recorded(seed, links)
@@ -146,7 +149,7 @@ def test_a_backup_under_load_holds_exactly_what_was_applied_at_its_lsn_and_never
     assert any(linked) == (links == "all")
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, at_depth(change=2, deep=4)))
 def test_checkpoints_and_records_that_never_end_leave_each_backup_at_one_lsn(monkeypatch, seed):
     monkeypatch.setattr(tree_copy, "_STEP_FILES", 4)
 
@@ -177,7 +180,7 @@ def test_checkpoints_and_records_that_never_end_leave_each_backup_at_one_lsn(mon
     run_sim(check, 1)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(1, at_depth(change=4, deep=6)))
 def test_what_a_killed_life_left_of_a_backup_is_removed(seed):
     recorder = recorded(seed)
 
@@ -249,7 +252,7 @@ def message(number: int, after_ms: int = 0) -> Outgoing:
 
 def states(first: int, last: int) -> Iterator[tuple[int, CrashPolicy, MemVfs]]:
     """The states of some operations, the first and the last among them: (operation, policy, disk)."""
-    for at in sorted({first, *sampled(range(first, last), at_depth(change=8, deep=1)), last}):
+    for at in sorted({first, *sampled(range(first, last), at_depth(change=16, deep=1)), last}):
         for policy in POLICIES:
             yield at, policy, scene().vfs.crashed(at, policy, random.Random(at))
 

@@ -50,7 +50,7 @@ def history() -> BackedUp:
     return recorded(seed=1)
 
 
-@pytest.mark.parametrize("seed", range(1, at_depth(change=3, deep=20)))
+@pytest.mark.parametrize("seed", range(1, at_depth(change=2, deep=20)))
 def test_each_base_holds_exactly_what_was_applied_at_its_lsn_and_stores_only_what_changed(seed: int) -> None:
     recorder = recorded(seed)
 
@@ -74,7 +74,7 @@ def test_each_base_holds_exactly_what_was_applied_at_its_lsn_and_stores_only_wha
 def some_of(disk: MemVfs) -> list[CrashState]:
     """Return states of a disk for a change, on each day others, and always the last one; all of them for a deep run."""
     states = list(disk.crash_states(policies=POLICIES))
-    return [*sampled(states, at_depth(change=12, deep=1)), states[-1]]
+    return [*sampled(states, at_depth(change=24, deep=1)), states[-1]]
 
 
 def test_a_crash_at_each_operation_of_a_restore_leaves_what_no_broker_starts_from_or_all_of_it() -> None:

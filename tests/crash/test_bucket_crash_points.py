@@ -49,8 +49,8 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=280, deep=1)
-DENSE = at_depth(change=56, deep=1)
+STRIDE = at_depth(change=560, deep=1)
+DENSE = at_depth(change=112, deep=1)
 """Of the operations around buckets and manifests."""
 FURTHER = at_depth(change=5, deep=1)
 """Of the states, those that are looked at for longer."""

@@ -28,7 +28,7 @@ from tests.harness import EARLIEST, Inbox, Node, Outgoing
 PERMITS = 100_000
 STEP_MS = 500
 """The segment time step of the tests' configuration."""
-HOURS_MS = at_depth(change=3_900_000, deep=7_200_000)
+HOURS_MS = at_depth(change=900_000, deep=7_200_000)
 
 
 async def open_node(
@@ -277,14 +277,14 @@ def test_the_other_tracker_and_back_with_messages_pending(stop):
 
 def test_a_hundred_subscriptions_share_the_chunks_of_one_index(monkeypatch):
     """Waiting entries are indexed once; due ones are one chunk, whose arrays, not copies, lie in every queue."""
-    count, subscriptions = 100_000, 100
+    count, subscriptions = at_depth(change=20_000, deep=100_000), 100
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         config = bucket_config(
-            ledger_max_entries=50_000,
-            min_index_count=20_000,
-            max_segment_entries=5_000,
-            batch_messages_max=5_000,
+            ledger_max_entries=count // 4,
+            min_index_count=count // 5,
+            max_segment_entries=count // 20,
+            batch_messages_max=count // 20,
             checkpoint_interval_ms=3_600_000,
             journal_group_bytes_max=1 << 20,
             journal_segment_bytes=1 << 26,
@@ -295,8 +295,8 @@ def test_a_hundred_subscriptions_share_the_chunks_of_one_index(monkeypatch):
         topic = node.topic("orders")
         inboxes = [node.attach(topic, each, permits=1) for each in topic.subscriptions.values()]
         at = clock.now_ms() + 8_000
-        for _ in range(count // 5_000):
-            await node.produce("orders", [Outgoing(b".", deliver_at_ms=at)] * 5_000)
+        for _ in range(20):
+            await node.produce("orders", [Outgoing(b".", deliver_at_ms=at)] * (count // 20))
         await asyncio.sleep(3)
         tracker = tracker_of(node)
         assert tracker.count() == count

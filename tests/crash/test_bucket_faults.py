@@ -35,7 +35,7 @@ from tests.crash.bucket_history import (
     named_and_found,
     upkeep_of,
 )
-from tests.depth import DAY, at_depth, deep_but, sampled
+from tests.depth import DAY, at_depth, deep_but, every_pair, sampled
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
 from tests.moving import moves
 
@@ -191,9 +191,10 @@ def test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly(damage, whic
     ) == 1
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["first bucket", "last bucket"])
-@pytest.mark.parametrize("damage", [*IN_SEGMENTS, remove, cut, empty], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+@pytest.mark.parametrize(
+    ("which", "damage", "when"),  # `which`: the first bucket, the last
+    every_pair([0, -1], [*IN_SEGMENTS, remove, cut, empty], ["before the start", "while it runs"]),
+)
 def test_a_segment_that_cannot_be_read_is_met_when_it_is_loaded(damage, which, when, caplog):
     vfs, now_ms, due_ms = pending_disk()
     vfs = copy_of(vfs)
@@ -216,10 +217,10 @@ def test_a_segment_that_cannot_be_read_is_met_when_it_is_loaded(damage, which, w
     assert sum(r.message.startswith(sentence) for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["first bucket", "last bucket"])
-@pytest.mark.parametrize("kind", ["open", "read"])
-@pytest.mark.parametrize("when", ["before the start", "while it runs"])
-@pytest.mark.parametrize("failing_seconds", [20, None], ids=["for a while", "for good"])
+@pytest.mark.parametrize(
+    ("which", "kind", "when", "failing_seconds"),  # None: for good
+    every_pair([0, -1], ["open", "read"], ["before the start", "while it runs"], [20, None]),
+)
 def test_a_bucket_on_a_bad_sector_costs_a_wait_and_at_last_a_rebuild(failing_seconds, when, kind, which):
     """The fault stays, on this file alone. What passes within the wait costs no rebuild."""
     vfs, now_ms, due_ms = pending_disk()

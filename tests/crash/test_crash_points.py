@@ -48,7 +48,7 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=10))
-STRIDE = at_depth(change=16 * len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=32 * len(CrashPolicy), deep=1)
 HOUR_MS = 3_600_000
 
 

@@ -24,10 +24,10 @@ from tests.harness import Node, Outgoing
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-KILLS = at_depth(change=71, deep=7)
-AFTER_RENAMES = at_depth(change=5, deep=1)
+KILLS = at_depth(change=113, deep=7)
+AFTER_RENAMES = at_depth(change=8, deep=1)
 """The process is killed after every so many operations, and more often before a name that it gave is durable."""
-CUTS = at_depth(change=5, deep=2)
+CUTS = at_depth(change=7, deep=2)
 """Of the operations of the next life, the power goes after every so many."""
 POLICIES = (CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_LOST_DATA_KEPT, CrashPolicy.MIXED)
 

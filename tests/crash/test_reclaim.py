@@ -43,10 +43,10 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=154, deep=1)
-DENSE = at_depth(change=56, deep=1)
+STRIDE = at_depth(change=308, deep=1)
+DENSE = at_depth(change=112, deep=1)
 """Of the operations around drops."""
-CUT = at_depth(change=280, deep=1)
+CUT = at_depth(change=560, deep=1)
 """Of these, those whose recovery is cut."""
 LONGEST_MS = 5_000
 HOUR_MS = 3_600_000

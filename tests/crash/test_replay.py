@@ -31,11 +31,12 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
 from broker.topics.schedule_values import Cancel, Move
 from broker.topics.topic import Topic
+from tests.depth import at_depth
 from tests.harness import DAY_MS, EARLIEST, LATEST, Inbox, Node, Outgoing, entries_of, small_config
 
 YEAR_MS = 365 * DAY_MS
 STEPS = 75
-SEEDS = range(12)
+SEEDS = range(at_depth(change=8, deep=12))
 
 RECORDED = small_config(
     journal_segment_bytes=1 << 20,

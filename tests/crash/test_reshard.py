@@ -31,7 +31,7 @@ from tests.crash.points import moments_of
 from tests.depth import at_depth
 from tests.harness import DATA_DIR, DAY_MS, EARLIEST, Node, Outgoing, small_config
 
-STRIDE = at_depth(change=16 * len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=32 * len(CrashPolicy), deep=1)
 SEEDS = range(at_depth(change=1, deep=4))
 TOPICS = ("orders", "b", "topic9", "d")
 EVERYWHERE = [(1, 3), (3, 2), (2, 1)]

@@ -41,9 +41,9 @@ WRITING = ("write", "sync", "sync_dir")
 NAMING = ("create", "open", "open_dir", "rename", "make_dir", "remove", "remove_dir", "list_dir")
 LENGTHENING = "truncate"
 """Of the journal's files, ahead of their groups: a failure loses nothing, and is not tried again at once."""
-STRIDE = at_depth(change=18, deep=1)
+STRIDE = at_depth(change=30, deep=1)
 """Of the operations of a kind every so many fail, on each day others; of each kind the first does."""
-OF_DAMAGE = at_depth(change=16, deep=1)
+OF_DAMAGE = at_depth(change=32, deep=1)
 """Of the ways to damage a file every so many are tried, on each day others."""
 NAMING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO)
 

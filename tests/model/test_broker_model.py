@@ -17,7 +17,7 @@ from tests.model.broker_machine import BrokerMachine
 from tests.model.broker_mutants import MUTANTS
 from tests.model.broker_walk import walk
 
-WALKS = at_depth(fast=3, change=6, deep=1_000)
+WALKS = at_depth(fast=2, change=4, deep=1_000)
 RARE = {"rebuilds_after_live_frontier": 3_050}
 """Mutants that about one walk in two hundred notices, and where to begin so that it takes a few seconds."""
 WALKS_MAX = 200

@@ -31,7 +31,7 @@ from tests.harness import Inbox, Node, Outgoing, small_config
 from tests.sim.bulk_model import BulkModel
 
 TOPIC = "orders"
-SEEDS = [*sampled(range(400), at_depth(change=100, deep=1))]
+SEEDS = [*sampled(range(400), at_depth(change=200, deep=1))]
 STEPS = 50
 KEPT = 4
 KINDS = (

@@ -16,8 +16,8 @@ from tests.sim.cluster_world import Machines
 from tests.sim.processes import ProcessLoop
 
 SECONDS = 40
-SEEDS = range(300) if DEPTH == "deep" else (0, 4)
-"""For a change one of one shard and one of three, which meet all that is counted."""
+SEEDS = range(300) if DEPTH == "deep" else (4,)
+"""For a change one of three shards, which meets all that is counted."""
 
 
 def run(seed: int, shards: int = 1) -> Machines:

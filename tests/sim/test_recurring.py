@@ -30,7 +30,7 @@ from tests.depth import at_depth, sampled
 from tests.harness import Node, small_config
 
 TOPIC = "orders"
-SEEDS = [*sampled(range(400), at_depth(change=100, deep=1))]
+SEEDS = [*sampled(range(400), at_depth(change=200, deep=1))]
 STEPS = 40
 STEADY = {
     "interval": Definition(RecurringRule(interval_ms=3_000), b""),

@@ -221,7 +221,7 @@ def test_a_crash_anywhere_in_a_rewrite_leaves_the_old_files_or_the_new_ones(poli
         disks.append((disk, first, disk.op_count))
         shard.taking.cancel()
         shard.standby.kill()
-        for at in moments_of(policy, range(first, disk.op_count), at_depth(change=24, deep=1)):
+        for at in moments_of(policy, range(first, disk.op_count), at_depth(change=48, deep=1)):
             crashed = disk.crashed(at, policy, random.Random(at))
             again = ShardBroker(shard.bucket, loop, "b", crashed, SETTINGS)
             taking = await again.follow(rank=1)

@@ -21,7 +21,7 @@ from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(1, 1_001) if DEPTH == "deep" else (3, 7, 12, 14, 20, 22, 26, 27, 28, 30)
+SEEDS = range(1, 1_001) if DEPTH == "deep" else (12, 20, 22, 28, 30)
 """For a change those of the first thirty that together do most: more than half as much again as is asked of them."""
 STEPS = 60
 TRACED_STEPS = at_depth(change=STEPS // 3, deep=STEPS)
@@ -85,7 +85,7 @@ def test_seeds_keep_every_promise_and_cover_what_matters():
         assert outcome.error is None, describe_failure(outcome, 25)
         add_counts(total, outcome.count)
     least = {name: count * len(SEEDS) // 120 for name, count in LEAST.items()}
-    # Of what ten seeds do a few times, chance decides how often: the deep run asks for it.
+    # Of what five seeds do a few times, chance decides how often: the deep run asks for it.
     assert not {name: (total[name], count) for name, count in least.items() if total[name] < count > RARE}
 
 

@@ -19,6 +19,7 @@ from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import WriteFailed
 from broker.storage.record_types import RecordType
 from tests.cutting_proxy import Cut, CuttingProxy
+from tests.depth import at_depth
 from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
 from tests.unit.cluster.faulty_store import CreateFault, FaultyStore
 from tests.unit.cluster.object_logs import (
@@ -438,7 +439,7 @@ async def check_log(store: ObjectStore, answered: dict[int, bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(at_depth(change=2, deep=5)))
 async def test_two_who_compete_over_a_faulty_store_lose_nothing(store: FaultyStore, seed: int) -> None:
     rng = random.Random(seed)
     store.create_faults.extend(rng.choice([None, None, *LOSSES]) for _ in range(100))

@@ -25,6 +25,7 @@ from broker.storage.key_run import BLOCK_ENTRIES
 from broker.storage.key_run_files import KeyRunReader
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from tests.depth import at_depth
 from tests.unit.delayed.gated_buckets import IS_BACKGROUND, GatedExecutor, spin
 from tests.unit.delayed.key_world import LIMITS, Log, Topic, column
 from tests.unit.storage.key_entries import FOLDER, TOPIC_ID
@@ -144,7 +145,7 @@ async def test_a_damaged_run_fails_the_restore_loudly_and_the_rows_build_it_agai
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["block", "fences", "filter"])
 async def test_a_run_found_damaged_later_fails_the_find_loudly(part: str) -> None:
-    topic = await sealed(random_hashes(2_000))
+    topic = await sealed(random_hashes(500))
     path = f"{FOLDER}/{topic.manifest.run_ids[0]}.keys"
     header = await topic.storage.read(topic.manifest.run_ids[0], KeyRunReader.read_header)
     at = {"block": header.filter_at - 1, "fences": header.fences_at, "filter": header.fences_at - 1}[part]
@@ -292,7 +293,9 @@ async def test_a_crash_at_any_moment_of_seal_merge_swap_and_delete_loses_no_key(
     start = recorded.vfs.op_count
     log = (await recorded.run()).log
     merged = 0
-    for state in recorded.vfs.crash_states(first=start, policies=[policy], seeds=range(2)):
+    for state in recorded.vfs.crash_states(
+        first=start, policies=[policy], seeds=range(at_depth(change=1, deep=2))
+    ):
         image = manifest_of(state.vfs)
         topic = Topic(vfs=state.vfs, log=recorded.log_at(state.at, log), image=image)
         await topic.started()
@@ -540,6 +543,6 @@ class Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(at_depth(change=10, deep=100)))
 async def test_a_random_history_keeps_every_promise(seed: int) -> None:
     await Run(seed).run()

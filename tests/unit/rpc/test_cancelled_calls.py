@@ -189,6 +189,6 @@ def run(name: str, at: int, request_id: str, before: State | None = None) -> Run
 )
 def test_cancelled_call_leaves_nothing_behind(name: str, request_id: str) -> None:
     uncut = run(name, NEVER, request_id)
-    for at in sampled(range(uncut.waits), at_depth(change=6, deep=1), len(name) + bool(request_id)):
+    for at in sampled(range(uncut.waits), at_depth(change=12, deep=1), len(name) + bool(request_id)):
         left = run(name, at, request_id, uncut.before).left(uncut)
         assert not left, f"cancelled at await {at} of {uncut.waits}"

@@ -90,7 +90,7 @@ def rate(messages: int, burst_ms: int = 1_000, name: str = "x", **texts: str) ->
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("per_second", [10, 333, 1_000, 50_000])
+@pytest.mark.parametrize("per_second", [10, 333, 50_000])
 @pytest.mark.parametrize("producers", [1, 7])
 def test_a_rate_is_exact_within_5_percent_over_ten_seconds(per_second: int, producers: int) -> None:
     world = World(rate(per_second, burst_ms=200))
@@ -251,6 +251,8 @@ def test_what_was_taken_under_the_old_file_is_given_back_without_harm() -> None:
 
 
 def test_a_flood_of_principals_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("broker.rpc.limiter._USED_MAX", "broker.rpc.access_limits._CACHED"):
+        monkeypatch.setattr(bound, 1_000)
     world = World(rate(1, principals='["jwt:*"]'))
     tracemalloc.start()
     try:
@@ -263,7 +265,7 @@ def test_a_flood_of_principals_is_remembered_within_a_bound(monkeypatch: pytest.
     finally:
         tracemalloc.stop()
     assert len(world.limiter._used) == module._USED_MAX
-    assert world.limiter._limits._of_principal.cache_info().currsize <= 10_000
+    assert world.limiter._limits._of_principal.cache_info().currsize <= 1_000
     assert after < before * 1.2
     assert world.refusal(1, principal=f"jwt:again-{number}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Set
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from broker.errors import Corrupt, DamagedMessage
 from broker.model import ROW, Int64Column, RowColumn, UInt32Column
 from broker.storage.blocks import BLOCK_ROWS
 from broker.storage.salvage import HALVINGS_MAX, NO_FRAME, Salvaged, read_around_damage
+from tests.depth import deep_but
 
 COUNT = 8 * BLOCK_ROWS
 """As many as a window of the dispatcher holds."""
@@ -59,29 +61,26 @@ def salvage(log: CountingLog, count: int = COUNT) -> Salvaged:
     return found
 
 
+FRAMES: dict[str, Callable[[int], bool]] = {
+    "all": lambda n: True,
+    "every second": lambda n: n % 2 == 0,
+    "every seventh": lambda n: n % 7 == 3,
+    "the first of each block": lambda n: n % BLOCK_ROWS == 0,
+    "the first thousands": lambda n: n < 4000,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "is_damaged",
-    [
-        lambda n: True,
-        lambda n: n % 2 == 0,
-        lambda n: n % 7 == 3,
-        lambda n: n % BLOCK_ROWS == 0,
-        lambda n: n < 4000,
-    ],
-    ids=["all", "every second", "every seventh", "the first of each block", "the first thousands"],
+    ("frames", "blocks"),
+    deep_but(
+        zip(FRAMES, itertools.cycle((frozenset(), frozenset({1, 6})))),
+        itertools.product(FRAMES, map(frozenset, ((), {0}, {1, 6}, range(8)))),
+    ),
 )
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        pytest.param(set(), id="no rows"),
-        pytest.param({0}, id="first", marks=pytest.mark.deep),
-        pytest.param({1, 6}, id="two"),
-        pytest.param(set(range(8)), id="all rows", marks=pytest.mark.deep),
-    ],
-)
-def test_hostile_damage_costs_a_bounded_amount(is_damaged: Callable[[int], bool], blocks: set[int]):
-    log = CountingLog({n for n in range(COUNT) if is_damaged(n)}, blocks)
+def test_hostile_damage_costs_a_bounded_amount(frames: str, blocks: Set[int]):
+    """Damaged frames, and blocks of rows whose checksums are damaged."""
+    log = CountingLog({n for n in range(COUNT) if FRAMES[frames](n)}, set(blocks))
     salvage(log)
     damaged = len(log.frames)
     assert log.reads <= COUNT + 2 * damaged + 6 * HALVINGS_MAX

@@ -21,7 +21,7 @@ from broker.subscriptions.leases import Leases
 from broker.subscriptions.reasons import Reasons, ReasonsMemory
 from broker.subscriptions.redelivery import RedeliveryQueue
 
-FEW, MANY = 250, 1_500
+FEW, MANY = 125, 750
 TIMES = 4
 TIMED = 1_500
 """Messages for the timer, with ids so far apart that a copy of a bitmap costs far more than a step."""

@@ -30,6 +30,7 @@ from broker.subscriptions.key_shared import (
     slots_of,
 )
 from broker.subscriptions.leases import Leases
+from tests.depth import at_depth
 from tests.harness import entries_of
 
 CONSUMERS = [f"consumer-{i}" for i in range(6)]
@@ -288,7 +289,7 @@ def test_messages_without_a_key_are_shared_out_evenly():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(at_depth(change=10, deep=100)))
 def test_parked_messages_are_a_list(seed: int):
     rng = random.Random(seed)
     router = router_of(CONSUMERS[:3])

@@ -338,7 +338,7 @@ def bytes_held(waiting: RedeliveryQueue, traced: int) -> float:
 
 @pytest.mark.slow
 def test_an_entry_costs_two_dozen_bytes_and_nothing_when_it_is_done():
-    count, step = 200_000, 500
+    count, step = at_depth(change=50_000, deep=200_000), 500
     rng = np.random.default_rng(1)
     ids = rng.permutation(count * 4)[:count].astype(np.uint32)  # one entry in four waits
     times = rng.integers(1, 86_400_000, count // step).tolist()  # and hardly two for the same time

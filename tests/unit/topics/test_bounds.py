@@ -534,7 +534,7 @@ def test_a_sum_that_a_manifest_holds_from_before_is_read_as_the_greatest_expiry(
     assert decode_topic(written, path).ledgers[0].facts.last_expire_ms == EXPIRE_MS_MAX
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_message_that_is_moved_to_the_end_of_time_and_back_leaves_a_broker_that_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -380,7 +380,7 @@ def test_what_is_moved_away_and_back_again_and_again_counts_once(tracker: str, s
         topic, rng, compared = node.topic(TOPIC), random.Random(seconds), 0
         delays_ms = [seconds * 1_000 + 300 * i for i in range(30)]
         positions = await node.produce(TOPIC, [Outgoing(b"x", deliver_after_ms=each) for each in delays_ms])
-        looks = at_depth(change=40, deep=120)
+        looks = at_depth(change=20, deep=120)
         for _ in range(looks):
             at = rng.choice(positions)
             if await move(topic, [at], shift_ms=HOUR_MS) == [DONE] and rng.random() < 0.9:

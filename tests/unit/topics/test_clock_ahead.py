@@ -14,11 +14,13 @@ from broker.model import Position
 from broker.policy import OVERDUE_EXPIRE, TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import DueRange
+from tests.depth import every_pair
 from tests.harness import DAY_MS, Node, Outgoing
 from tests.unit.topics.change_world import (
     BUCKETS,
     DONE,
     HOUR_MS,
+    MEMORY,
     TOPIC,
     TRACKERS,
     cancel,
@@ -51,10 +53,10 @@ async def listed(node: Node) -> list[Position]:
 
 
 @pytest.mark.slow
-@TRACKERS
-@pytest.mark.parametrize("ending", ["stop", "crash"])
-@pytest.mark.parametrize("direction", [1, -1], ids=["ahead", "behind"])
-@pytest.mark.parametrize("by", STEPS)
+@pytest.mark.parametrize(
+    ("tracker", "ending", "direction", "by"),
+    every_pair([BUCKETS, MEMORY], ["stop", "crash"], [1, -1], STEPS),
+)
 def test_one_life_under_a_wrong_clock_breaks_no_promise(tracker: str, ending: str, direction: int, by: str):
     off_ms = direction * STEPS[by]
 
@@ -159,9 +161,10 @@ def test_a_life_under_a_clock_that_was_ahead_hides_no_absence_after_it():
 
 
 @pytest.mark.slow
-@TRACKERS
-@pytest.mark.parametrize("ending", ["stop", "crash"])
-@pytest.mark.parametrize("by_ms", [*CORRECTIONS_MS, 90_000])
+@pytest.mark.parametrize(
+    ("tracker", "ending", "by_ms"),
+    every_pair([BUCKETS, MEMORY], ["stop", "crash"], [*CORRECTIONS_MS, 90_000]),
+)
 def test_a_small_correction_of_the_clock_reads_no_ledger_again(tracker: str, ending: str, by_ms: int):
     """The clock goes back by so much between two lives, and nothing is early, lost or twice."""
 

@@ -17,11 +17,14 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.control import seek
 from broker.topics.registry import Registry
+from tests.depth import every_pair
 from tests.harness import DAY_MS, Node, Outgoing
 from tests.unit.topics.change_world import (
+    BUCKETS,
     DELIVERED,
     DONE,
     HOUR_MS,
+    MEMORY,
     TOPIC,
     TRACKERS,
     cancel,
@@ -35,16 +38,15 @@ from tests.unit.topics.change_world import (
 )
 from tests.unit.topics.test_clock_ahead import MINUTE_MS, STEPS, listed
 
-TYPES = pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+TYPES = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 SECONDS = 3
 """Virtual: by then the clock was looked at twice."""
 
 
 @pytest.mark.slow
-@TRACKERS
-@TYPES
-@pytest.mark.parametrize("is_there", [False, True], ids=["absent", "without permits"])
-@pytest.mark.parametrize("by", STEPS)
+@pytest.mark.parametrize(
+    ("tracker", "type_", "is_there", "by"), every_pair([BUCKETS, MEMORY], TYPES, [False, True], STEPS)
+)
 def test_a_clock_set_back_while_the_broker_runs_breaks_no_promise(
     tracker: str, type_: int, by: str, is_there: bool
 ):
@@ -192,7 +194,7 @@ def test_what_an_owner_before_may_have_sent_by_a_clock_ahead_is_not_changed(
 
 
 @TRACKERS
-@TYPES
+@pytest.mark.parametrize("type_", TYPES)
 def test_what_was_sent_by_the_wrong_clock_stays_sent(tracker: str, type_: int):
     """It is acknowledged, held, or came back: not changed, and what comes again waits for its time."""
 

@@ -17,6 +17,7 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics import control
+from tests.depth import at_depth, every_pair
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 
 Scenario = Callable[[Node, SimClock], Coroutine[Any, Any, None]]
@@ -90,9 +91,9 @@ def test_ids_are_resolved_to_the_next_message_that_is_there():
 # -- what is on its way ------------------------------------------------------------------------------------------------
 
 
-@TYPES
-@pytest.mark.parametrize("what", ["acks", "nacks", "leaves", "produces"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("type_", "what", "seed"), every_pair(SubscriptionType, ["acks", "nacks", "leaves", "produces"], range(4))
+)
 def test_what_is_on_its_way_around_a_seek_is_neither_lost_nor_doubled(type_, what, seed):
     """Calls before the seek, in the time that its record takes, and after it; a new consumer comes at once."""
 
@@ -144,11 +145,8 @@ def test_what_is_on_its_way_around_a_seek_is_neither_lost_nor_doubled(type_, wha
     run_with_latency(scenario, seed)
 
 
-@pytest.mark.parametrize(
-    "type_",
-    list(SubscriptionType),
-)
-@pytest.mark.parametrize("after_ms", range(0, 24, 3))
+@TYPES
+@pytest.mark.parametrize("after_ms", range(0, 24, at_depth(change=6, deep=3)))
 def test_a_seek_while_the_dispatcher_reads_hands_out_nothing_from_before(type_, after_ms):
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock, small_config(read_batch_entries=2)).open()

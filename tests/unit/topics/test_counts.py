@@ -86,7 +86,7 @@ def test_what_is_hidden_stays_hidden_until_it_is_due_and_after(tracker, after):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(at_depth(change=2, deep=4)))
+@pytest.mark.parametrize("seed", range(at_depth(change=1, deep=4)))
 def test_what_comes_due_while_the_log_is_read_is_counted_once(seed, monkeypatch):
     monkeypatch.setattr(counts, "SCAN_ROWS", 3)
 

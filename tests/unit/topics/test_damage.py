@@ -24,6 +24,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.dead_letter_list import letters_after
 from broker.topics.schedule_values import DueRange
+from tests.depth import every_pair
 from tests.harness import EARLIEST, Delivered, Inbox, Node, Outgoing, small_config
 from tests.moving import moves
 
@@ -98,9 +99,9 @@ async def settled(subscription: Subscription) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("policy", [LETTERS, PLACED, NONE], ids=["dead letters", "a topic for them", "none"])
-@pytest.mark.parametrize("delay_ms", [0, 500], ids=["at once", "delayed"])
+@pytest.mark.parametrize(
+    ("type_", "policy", "delay_ms"), every_pair(TYPES, [LETTERS, PLACED, NONE], [0, 500])
+)
 def test_a_damaged_message_is_set_aside_and_the_others_are_delivered(
     type_: int, policy: SubscriptionPolicy, delay_ms: int
 ) -> None:

@@ -13,6 +13,7 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
 from tests.configs import changed
+from tests.depth import every_pair
 from tests.harness import EARLIEST, Node, Outgoing, small_config
 from tests.stepping import change_next
 from tests.unit.topics.test_damage import flip
@@ -53,10 +54,12 @@ async def stopped_node(clock: SimClock, tracker: str, *, sealed: bool) -> tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tracker", TRACKERS)
-@pytest.mark.parametrize("sealed", [True, False])
-@pytest.mark.parametrize("column", ["times", "rows"])
-@pytest.mark.parametrize("at", [4, HEADER_BYTES + 68, -4], ids=["header", "block", "footer"])
+@pytest.mark.parametrize(
+    ("tracker", "sealed", "column", "at"),
+    every_pair(
+        TRACKERS, [True, False], ["times", "rows"], [4, HEADER_BYTES + 68, -4]
+    ),  # header, block, footer
+)
 def test_keyed_calls_lists_and_counts_go_on_beside_what_cannot_be_read(
     tracker: str, sealed: bool, column: str, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics import control
 from broker.topics.dead_letter_frames import HOLDER_NAME
+from tests.depth import at_depth
 from tests.harness import EARLIEST, Node, Outgoing, small_config
 from tests.unit.topics.letters import (
     DEAD,
@@ -364,7 +365,7 @@ async def deleted_holder(node: Node) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delete", [deleted_source, deleted_subscription, deleted_target, deleted_holder])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(at_depth(change=4, deep=8)))
 def test_what_is_deleted_on_the_way_breaks_nothing(delete, seed):
     async def scenario(node: Node) -> None:
         inbox = await billing(node)

@@ -179,7 +179,7 @@ def test_counts_and_due_times_agree_at_every_instant(tracker: str) -> None:
         async def watch() -> None:
             while True:
                 look()
-                await asyncio.sleep(0.0005)
+                await asyncio.sleep(0.002)
 
         apply = topic.apply
 

@@ -17,6 +17,7 @@ from broker.storage import schedule_hash
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, Outcome
 from tests.configs import changed
+from tests.depth import every_pair
 from tests.harness import Node, Outgoing
 from tests.unit.folder import compaction_world
 from tests.unit.topics import change_world
@@ -136,16 +137,16 @@ async def cancelled_after_another_was_delivered(node: Node) -> Position:
     return position
 
 
-ENDS: list[tuple[Callable[[Node], Awaitable[Position]], ChangeResult]] = [
-    (acknowledged, DELIVERED),
-    (acknowledged_after_a_seal, DELIVERED),
-    (expired, DELIVERED),
-    (cancelled, CANCELLED),
-    (cancelled_when_due, CANCELLED),
-    (delivered_under_its_new_time, DELIVERED),
-    (delivered_after_others_were_replaced, DELIVERED),
-    (cancelled_after_another_was_delivered, CANCELLED),
-]
+ENDS: dict[Callable[[Node], Awaitable[Position]], ChangeResult] = {
+    acknowledged: DELIVERED,
+    acknowledged_after_a_seal: DELIVERED,
+    expired: DELIVERED,
+    cancelled: CANCELLED,
+    cancelled_when_due: CANCELLED,
+    delivered_under_its_new_time: DELIVERED,
+    delivered_after_others_were_replaced: DELIVERED,
+    cancelled_after_another_was_delivered: CANCELLED,
+}
 
 
 async def next_life(node: Node, life: str) -> Node:
@@ -160,17 +161,18 @@ async def next_life(node: Node, life: str) -> Node:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [Cancel(), Move(deliver_after_ms=HOUR_MS)], ids=["cancel", "move"])
-@pytest.mark.parametrize("life", ["live", "stopped", "killed"])
-@pytest.mark.parametrize(("end", "result"), ENDS, ids=[end.__name__ for end, _ in ENDS])
+@pytest.mark.parametrize(
+    ("end", "life", "change"),
+    every_pair(ENDS, ["live", "stopped", "killed"], [Cancel(), Move(deliver_after_ms=HOUR_MS)]),
+)
 def test_a_key_says_what_became_of_its_message_when_its_ledger_is_gone(
-    end: Callable[[Node], Awaitable[Position]], result: ChangeResult, life: str, change: Change
+    end: Callable[[Node], Awaitable[Position]], life: str, change: Change
 ):
     async def scenario(node: Node) -> Node:
         position = await end(node)
         await wait_gone(node, position)
         node = await next_life(node, life)
-        assert await by_key(node, change) == Outcome(position, KEY, result, 0)
+        assert await by_key(node, change) == Outcome(position, KEY, ENDS[end], 0)
         assert await by_key(node, key="never") == Outcome(None, "never", MISSING, 0)
         # The key is as free as ever, what waits under it comes first, and is the last word when it is cancelled.
         newer = await send(node, HOUR_MS)
@@ -261,6 +263,13 @@ def test_keys_are_remembered_a_day_where_nothing_is_set():
         ended_s = asyncio.get_running_loop().time()
         await wait_gone(node, position)
         assert await by_key(node) == Outcome(position, KEY, DELIVERED, 0)
+        await node.stop()
+        slow = {
+            "reclaim_interval_ms": 600_000,
+            "checkpoint_interval_ms": 600_000,
+            "clock_recheck_ms": 600_000,
+        }
+        node = Node(node.vfs, node.clock, changed(node.config, **slow)).open()
         for hours, known in ((23.9, True), (24.2, False)):
             await asyncio.sleep(ended_s + hours * 3_600 - asyncio.get_running_loop().time())
             # What is too old goes when the lookup is written again.
@@ -270,13 +279,7 @@ def test_keys_are_remembered_a_day_where_nothing_is_set():
             assert outcome == (Outcome(position, KEY, DELIVERED, 0) if known else FORGOTTEN)
         return node
 
-    slow: dict[str, Any] = {
-        "reclaim_interval_ms": 10_000,
-        "checkpoint_interval_ms": 10_000,
-        "clock_recheck_ms": 60_000,
-        "seal_after_ms": 5_000,
-    }
-    change_world.run(scenario, **slow)
+    change_world.run(scenario, reclaim_interval_ms=1_000, checkpoint_interval_ms=2_000, seal_after_ms=5_000)
 
 
 def test_where_keys_are_not_remembered_nothing_is_written():

@@ -11,6 +11,7 @@ from broker.errors import NotFound
 from broker.model import Position
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, Outcome
+from tests.depth import every_pair
 from tests.harness import Node, Outgoing
 from tests.unit.topics.change_world import HOUR_MS, TOPIC, cancel, move, run
 
@@ -94,25 +95,26 @@ async def delivered_after_others_were_replaced(node: Node) -> Position:
     return position
 
 
-ENDS: list[tuple[Callable[[Node], Awaitable[Position]], ChangeResult]] = [
-    (delivered, DELIVERED),
-    (acknowledged, DELIVERED),
-    (expired, DELIVERED),  # it is settled for whoever it was for
-    (sent_to_nobody, MISSING),
-    (cancelled_by_id, CANCELLED),
-    (cancelled_by_key, CANCELLED),
-    (delivered_under_its_new_time, DELIVERED),
-    (cancelled_after_another_was_delivered, CANCELLED),
-    (delivered_after_others_were_replaced, DELIVERED),
-]
+ENDS: dict[Callable[[Node], Awaitable[Position]], ChangeResult] = {
+    delivered: DELIVERED,
+    acknowledged: DELIVERED,
+    expired: DELIVERED,  # it is settled for whoever it was for
+    sent_to_nobody: MISSING,
+    cancelled_by_id: CANCELLED,
+    cancelled_by_key: CANCELLED,
+    delivered_under_its_new_time: DELIVERED,
+    cancelled_after_another_was_delivered: CANCELLED,
+    delivered_after_others_were_replaced: DELIVERED,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [Cancel(), Move(deliver_after_ms=HOUR_MS)], ids=["cancel", "move"])
-@pytest.mark.parametrize("life", ["live", "stopped", "crashed"])
-@pytest.mark.parametrize(("end", "result"), ENDS, ids=[end.__name__ for end, _ in ENDS])
+@pytest.mark.parametrize(
+    ("end", "life", "change"),
+    every_pair(ENDS, ["live", "stopped", "crashed"], [Cancel(), Move(deliver_after_ms=HOUR_MS)]),
+)
 def test_the_key_of_what_waits_no_longer_answers_what_the_id_does(
-    end: Callable[[Node], Awaitable[Position]], result: ChangeResult, life: str, change: Change
+    end: Callable[[Node], Awaitable[Position]], life: str, change: Change
 ):
     """But for what is due and was sent to nobody: its id alone still changes it, and the key tells that id."""
 
@@ -124,8 +126,8 @@ def test_the_key_of_what_waits_no_longer_answers_what_the_id_does(
         if life != "live":
             node = node.crash(CrashPolicy.LOSE_UNSYNCED).open()
         named = await by_key(node, change)
-        may_have_been_sent = life != "live" and result is MISSING
-        result_now = DELIVERED if may_have_been_sent else result
+        may_have_been_sent = life != "live" and ENDS[end] is MISSING
+        result_now = DELIVERED if may_have_been_sent else ENDS[end]
         assert (named.position, named.result, named.deliver_at_ms) == (position, result_now, 0)
         with pytest.raises(NotFound):
             await node.topic(TOPIC).schedule.get(KEY)
