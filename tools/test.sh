@@ -28,7 +28,11 @@ fi
 # in all no process knows: each file is read by the one that runs it.
 shared=(--dist loadfile --no-loadscope-reorder -o console_output_style=classic)
 case $depth in
-    fast) exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" "${shared[@]}" tests/unit tests/model ;;
+    # What it tells of at its end is to be marked `slow`.
+    fast)
+        exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" "${shared[@]}" --durations=10 --durations-min=0.2 \
+            tests/unit tests/model
+        ;;
     # Much of it is a compiler that works or a worker that waits.
     packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
     *) exec "${pytest[@]}" -n "${TEST_PROCESSES:-$((2 * $(nproc)))}" "${shared[@]}" -m "not packaging" tests ;;

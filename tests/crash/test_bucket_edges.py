@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ from tests.crash.bucket_history import (
     check_verify,
     upkeep_of,
 )
-from tests.depth import at_depth
+from tests.depth import at_depth, deep_but
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
 
 PERMITS = 100_000
@@ -198,27 +199,31 @@ def test_clock_jumps_bring_nothing_early_and_lose_nothing(jump_ms, set_backs):
     run_sim(scenario, 1, latency=QUICK)
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopped", "killed"])
+OTHER_LIMITS: dict[str, dict[str, int]] = {
+    "shrunk": {"min_index_count": 1, "max_segment_entries": 1, "segment_time_step_ms": 1, "max_buckets": 1},
+    "grown": {
+        "min_index_count": 50,
+        "max_segment_entries": 5_000,
+        "segment_time_step_ms": 300_000,
+        "max_buckets": 64,
+    },
+    "tick": {"tick_ms": 1_000},
+    "ledgers": {"ledgers_per_bucket": 1, "ledger_max_entries": 2, "max_buckets": 3},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"min_index_count": 1, "max_segment_entries": 1, "segment_time_step_ms": 1, "max_buckets": 1},
-        {
-            "min_index_count": 50,
-            "max_segment_entries": 5_000,
-            "segment_time_step_ms": 300_000,
-            "max_buckets": 64,
-        },
-        {"tick_ms": 1_000},
-        {"ledgers_per_bucket": 1, "ledger_max_entries": 2, "max_buckets": 3},
-    ],
-    ids=["shrunk", "grown", "tick", "ledgers"],
+    ("limits", "stop"),
+    deep_but(
+        zip(OTHER_LIMITS, itertools.cycle([True, False]), strict=False),
+        itertools.product(OTHER_LIMITS, [True, False]),
+    ),
 )
-def test_other_limits_after_a_restart_with_messages_pending(changes, stop):
+def test_other_limits_after_a_restart_with_messages_pending(limits, stop):
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node, _inboxes = await open_node(clock)
         due_ms = await pend(node, clock)
-        node = await next_life(node, bucket_config(**changes), stop=stop)
+        node = await next_life(node, bucket_config(**OTHER_LIMITS[limits]), stop=stop)
         opened_ms = clock.now_ms()
         inboxes = attach(node)
         more = await pend(node, clock)

@@ -163,8 +163,10 @@ async def check_next_start(node: Node, *, rebuilds: int = 0) -> None:
     assert again.topic("orders").index.rebuilds == rebuilds
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["first bucket", "last bucket"])
-@pytest.mark.parametrize("damage", AT_START, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    ("damage", "which"),  # `which`: the first bucket, the last
+    deep_but(zip(AT_START, itertools.cycle([0, -1]), strict=False), itertools.product(AT_START, [0, -1])),
+)
 def test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly(damage, which, caplog):
     vfs, now_ms, due_ms = pending_disk()
     vfs = copy_of(vfs)

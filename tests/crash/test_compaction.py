@@ -24,7 +24,7 @@ from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, payload_of
 from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, payload, work
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=2 * len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=4 * len(CrashPolicy), deep=1)
 
 
 class History:

@@ -43,7 +43,7 @@ KINDS = (
 )
 EDGE_BYTES = 32
 """Of each file the first and the last bytes, headers and footers, are flipped one by one; in between, some are skipped.
-A change flips every sixth of these, on each day others."""
+A change flips a few of these, on each day others."""
 STRIDE = at_depth(change=11, deep=1)
 QUICK = Latency(slow_every=0)
 DELAY_MS = 15_000
@@ -141,7 +141,7 @@ def files_of(kind: str) -> Iterator[tuple[str, bytes]]:
 
 def places_in(length: int) -> list[int]:
     edges = {*range(min(length, EDGE_BYTES)), *range(max(0, length - EDGE_BYTES), length)}
-    return list(sampled(sorted({*edges, *range(0, length, STRIDE)}), at_depth(change=15, deep=1)))
+    return list(sampled(sorted({*edges, *range(0, length, STRIDE)}), at_depth(change=25, deep=1)))
 
 
 def written_bytes(path: str, content: bytes) -> int:

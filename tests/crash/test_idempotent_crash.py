@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("same_broker_id")
 Key = tuple[str, int]  # producer, sequence id
 
 CONFIG = small_config(ledger_max_entries=6, journal_group_bytes_max=1024, producers_per_topic_max=2)
-STRIDE = at_depth(change=4, deep=1)
+STRIDE = at_depth(change=7, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 
 

@@ -30,7 +30,7 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 CONFIG = small_config(ledger_max_entries=8, seal_after_ms=1_000)
-STRIDE = at_depth(change=36, deep=1)
+STRIDE = at_depth(change=60, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 LATER_MS = 3_600_000
 

@@ -83,7 +83,7 @@ def test_a_crash_in_the_middle_begins_again_and_nothing_overdue_is_delivered(pol
         node.abandon()
 
     seen: set[frozenset[tuple[str, bytes]]] = set()
-    for at in sampled(range(first_op, vfs.op_count + 1), at_depth(change=6, deep=1)):
+    for at in sampled(range(first_op, vfs.op_count + 1), at_depth(change=10, deep=1)):
         tree = frozenset(vfs.crashed(at, policy, random.Random(at)).snapshot().items())
         if tree in seen:
             continue

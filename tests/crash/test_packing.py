@@ -25,7 +25,7 @@ from tests.harness import DATA_DIR, Node, Outgoing, payload_of
 from tests.unit.folder.compaction_world import LATER_MS, TOPIC, config
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=2 * len(CrashPolicy), deep=1)
 LOOK = ledger_packing._LOOK_SECONDS + 1
 SETTINGS = config(packed_rows_min=1)
 

@@ -44,8 +44,8 @@ COMPACTED = small_config(
     settled_key_retention_ms=86_400_000,
     journal_segment_bytes=1 << 20,
 )
-STRIDE = at_depth(change=84, deep=1)
-OF_COMPACTION = at_depth(change=6, deep=1)
+STRIDE = at_depth(change=140, deep=1)
+OF_COMPACTION = at_depth(change=10, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 HOUR_MS = 3_600_000
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED

@@ -21,6 +21,7 @@ from tests.unit.client.fake_values import status
 Run = Callable[..., Any]
 
 
+@pytest.mark.slow
 async def test_topic_commands(broker: FakeBroker, postdate: Run) -> None:
     assert (await postdate("topic", "create", "t", "--tick", "2s", "--tracker", "memory")).code == 0
     assert broker.unary[0].policy.tick_ms == 2000
@@ -214,6 +215,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 async def test_replay_of_a_log(broker: FakeBroker, postdate: Run, log: str) -> None:
     result = await postdate("bench", "replay", log, "--speed", "10000", "--output", "json", "--no-progress")
     assert result.code == 0, result.err
@@ -227,6 +229,7 @@ async def test_replay_of_a_log(broker: FakeBroker, postdate: Run, log: str) -> N
     assert broker.topics == {}
 
 
+@pytest.mark.slow
 async def test_replay_table_names_the_cut_gaps(broker: FakeBroker, postdate: Run, log: str) -> None:
     result = await postdate("bench", "replay", log, "--max-gap", "5ms", "--topic", "mine", "--progress")
     assert result.code == 0
@@ -236,6 +239,7 @@ async def test_replay_table_names_the_cut_gaps(broker: FakeBroker, postdate: Run
     assert len(broker.payloads("mine")) == 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("knob", "value", "count"), [("early_ms", 500, "early"), ("drop_every", 9, "missing")]
 )
@@ -256,6 +260,7 @@ async def test_replay_fails_on_a_bad_broker(
     assert result.err == "postdate: messages are missing, early, duplicated or changed\n"
 
 
+@pytest.mark.slow
 async def test_bench_loads(broker: FakeBroker, postdate: Run) -> None:
     produced = await postdate("bench", "produce", "--messages", "500", "--batch", "100", "-o", "json")
     assert (produced.json["messages"], produced.json["messages_per_second"] > 0) == (500, True)

@@ -74,6 +74,7 @@ async def test_subscription_settings_are_set_changed_and_inherited_again(
     )
 
 
+@pytest.mark.slow
 async def test_seek_and_skip(broker: FakeBroker, postdate: Run) -> None:
     await postdate("produce", "t", "--payload", "x", "--count", "5")
     await postdate("subscription", "create", "t", "s")
@@ -178,6 +179,7 @@ async def test_what_is_owed_is_shown(broker: FakeBroker, postdate: Run) -> None:
     assert (await postdate("subscription", "owed", "t", "s", "--state", "settled")).code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", ["--progress", "--no-progress"])
 async def test_dead_letters_are_requeued_and_purged(
     broker: FakeBroker, postdate: Run, dead: list[str], bar: str
@@ -279,6 +281,7 @@ def test_every_command_that_asks_for_yes_is_in_the_table() -> None:
     assert asking == {" ".join(each.split()[:2]) for each in NEEDS_YES}
 
 
+@pytest.mark.slow
 async def test_dead_letters_are_counted_before_they_are_touched(
     broker: FakeBroker, postdate: Run, dead: list[str]
 ) -> None:

@@ -188,6 +188,7 @@ async def completed(postdate: Run, monkeypatch: pytest.MonkeyPatch, line: str) -
     return [row.partition(",")[2] for row in done.out.splitlines() if row]
 
 
+@pytest.mark.slow
 async def test_names_are_completed_from_the_broker(
     broker: FakeBroker, postdate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ async def _pending(broker: FakeBroker, client: sdk.Client) -> None:
     broker.unary.clear()
 
 
+@pytest.mark.slow
 async def test_list_shows_what_waits_on_the_local_clock(postdate: Run) -> None:
     table = await postdate("schedule", "list", "t")
     assert "t, times in CET" in table.out
@@ -73,6 +74,7 @@ async def test_get_shows_one(postdate: Run) -> None:
     assert (await postdate("schedule", "get", "t", "7:5")).code == 3
 
 
+@pytest.mark.slow
 async def test_one_message_is_cancelled_and_moved_without_asking(broker: FakeBroker, postdate: Run) -> None:
     moved = await postdate("schedule", "move", "t", "7:1", "--by", "-10m", "-o", "json")
     assert (moved.code, moved.json["result"], moved.json["deliver_at"]) == (
@@ -97,6 +99,7 @@ async def test_one_message_is_cancelled_and_moved_without_asking(broker: FakeBro
     assert broker.unary[-1].HasField("deliver_after_ms") and not broker.unary[-1].deliver_after_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", ["--progress", "--no-progress"])
 async def test_several_messages_are_changed_and_those_that_were_not_are_named(
     broker: FakeBroker, postdate: Run, bar: str
@@ -125,6 +128,7 @@ async def test_of_many_failures_the_first_are_shown(postdate: Run) -> None:
     assert "and 5 more; -o json shows all" in many.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", ["--progress", "--no-progress"])
 async def test_a_change_by_filter_says_how_many_match_and_needs_yes(
     broker: FakeBroker, postdate: Run, bar: str
@@ -234,6 +238,7 @@ async def test_a_list_in_a_pipe_is_as_wide_as_columns_says(
     assert ("bytes" in narrow, max(map(len, narrow.splitlines())) <= 70) == (False, True)
 
 
+@pytest.mark.slow
 async def test_what_others_sent_does_nothing_to_the_terminal(client: sdk.Client, postdate: Run) -> None:
     evil = "\x1b]0;owned\x07\x9b2J[bold]\u202e\n"
     async with client.producer("t") as producer:
@@ -255,6 +260,7 @@ async def test_what_others_sent_does_nothing_to_the_terminal(client: sdk.Client,
     assert as_json.code == 3 and "\x1b" not in as_json.err
 
 
+@pytest.mark.slow
 async def test_a_histogram_finds_a_width_whatever_is_said_to_be_last(
     broker: FakeBroker, postdate: Run
 ) -> None:

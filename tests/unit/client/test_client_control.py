@@ -281,6 +281,7 @@ async def test_neither_ids_nor_all_is_a_mistake(broker: FakeBroker, client: post
     assert broker.unary == []
 
 
+@pytest.mark.slow
 async def test_very_many_ids_go_in_several_requests(broker: FakeBroker, client: postdate.Client) -> None:
     await client.subscriptions.create("t", "s")
     ids = [postdate.MessageId(8, entry_id) for entry_id in range(10_001)]

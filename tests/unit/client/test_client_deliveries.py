@@ -66,6 +66,7 @@ def delivery_of(ledger_id: int, entry_id: int, payload: bytes = b"x") -> consume
     )
 
 
+@pytest.mark.slow
 @given(st.lists(deliveries, max_size=8))
 def test_columns_and_the_parser_of_the_api_give_the_same(listed: list[consumer_pb2.Delivery]) -> None:
     ours, theirs = read(frame(listed)), Deliveries(listed)

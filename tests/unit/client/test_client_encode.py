@@ -112,6 +112,7 @@ def check_same(encoded: bytes, messages: list[message_pb2.Message], **fields: An
         assert encoded == request.SerializeToString()
 
 
+@pytest.mark.slow
 @given(messages=lists(), traceparent=TRACEPARENTS)
 async def test_a_list_of_messages_is_written_as_protobuf_does(
     messages: list[OutgoingMessage], traceparent: str
@@ -160,6 +161,7 @@ async def test_moments_that_are_equal_and_not_the_same_are_told_apart(field: str
     check_same(batch.encode(), [typed(message) for message in messages])
 
 
+@pytest.mark.slow
 @given(message=lists(), payload=PAYLOADS, span=DURATIONS)
 async def test_payloads_among_messages_have_the_times_of_the_list(
     message: list[OutgoingMessage], payload: bytes, span: timedelta
@@ -169,6 +171,7 @@ async def test_payloads_among_messages_have_the_times_of_the_list(
     check_same(batch.encode(), [typed(each, deliver_after=span) for each in mixed])
 
 
+@pytest.mark.slow
 @given(message=outgoing_messages(), sequence_id=st.none() | SEQUENCE_IDS)
 async def test_a_message_alone_is_written_as_protobuf_does(message: OutgoingMessage, sequence_id: int | None):
     encoded = encode_message(

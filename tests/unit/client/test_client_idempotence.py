@@ -182,6 +182,7 @@ async def test_first_refusal_of_an_old_number_is_told_as_it_is(
     assert (caught.value.reason, caught.value.field) == ("SEQUENCE_TOO_OLD", "sequence_id")
 
 
+@pytest.mark.slow
 async def test_no_more_is_in_flight_than_the_broker_remembers(
     broker: FakeBroker, client: postdate.Client
 ) -> None:

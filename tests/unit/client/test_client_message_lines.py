@@ -44,6 +44,7 @@ def read(*lines: str) -> list[OutgoingMessage]:
     return [message for _, _, message in read_messages(line.encode() for line in lines)]
 
 
+@pytest.mark.slow
 @given(st.lists(MESSAGES, max_size=3))
 def test_every_field_comes_back(messages: list[ScheduledMessage]) -> None:
     found = read(*map(message_line, messages), end_line(len(messages)))

@@ -81,6 +81,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["ack", "nack"])
 async def test_what_comes_anew_while_its_ack_waits_is_not_begun_again_and_after_a_nack_it_is(
     broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture, verb: str

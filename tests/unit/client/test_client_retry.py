@@ -45,6 +45,7 @@ async def seconds_until_given_up(use: Callable[[postdate.Client], Awaitable[obje
         return loop.time() - began
 
 
+@pytest.mark.slow
 async def test_nothing_gives_up_before_its_time():
     cases = [(name, seed) for name in USES for seed in (1, 2, 3)]
     waits = await asyncio.gather(*(seconds_until_given_up(USES[name], seed) for name, seed in cases))

@@ -44,6 +44,7 @@ def test_every_list_takes_a_limit_and_is_iterated_over(client: type, iterator: t
         assert get_origin(returned) is iterator, name
 
 
+@pytest.mark.slow
 async def test_every_list_ends_at_its_limit(broker: FakeBroker, client: sdk.Client) -> None:
     for name in "abcde":
         await client.topics.create(name)
@@ -85,6 +86,7 @@ def test_every_list_of_the_command_line_takes_a_limit() -> None:
     }  # of a local file
 
 
+@pytest.mark.slow
 async def test_topics_and_subscriptions_are_listed_up_to_a_limit(broker: FakeBroker, postdate: Run) -> None:
     for name in "abc":
         await postdate("topic", "create", name)

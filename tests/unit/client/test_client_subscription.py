@@ -56,6 +56,7 @@ def deliveries_in_memory() -> set[int]:
     return {id(each) for each in gc.get_objects() if isinstance(each, Deliveries)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_iteration", [True, False])
 async def test_what_was_taken_is_not_kept_while_nothing_comes(
     broker: FakeBroker, client: postdate.Client, by_iteration: bool

@@ -22,12 +22,14 @@ def test_where_only_the_library_is_installed_the_command_says_what_to_install(mi
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_missing_of_the_library_itself_is_an_error_as_it_is():
     done = run("import sys; sys.modules['grpc'] = None; from postdate.__main__ import main; main()")
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "grpc" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_library_imports_nothing_of_the_command():
     wanted = "{'click', 'rich', 'postdate.cli', 'postdate.commands'}"
     done = run(f"import sys, postdate, postdate.sync, postdate.testing; print({wanted} & sys.modules.keys())")

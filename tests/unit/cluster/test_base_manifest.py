@@ -67,6 +67,7 @@ def manifests(draw: st.DrawFn) -> BaseManifest:
     return BaseManifest(base, {file.path: file for file in files}, chunk_bytes)
 
 
+@pytest.mark.slow
 @given(manifests())
 def test_a_manifest_is_read_as_it_was_written(manifest: BaseManifest) -> None:
     data = encode_manifest(manifest)

@@ -195,6 +195,7 @@ async def a_chunk(scene: Scene, base: Base, path: str) -> str:
     return (await scene.bases.read_manifest(base.name)).files[path].chunks[0]
 
 
+@pytest.mark.slow
 async def test_a_damaged_chunk_is_refused_with_its_name() -> None:
     scene = Scene()
     base = await scene.upload()
@@ -267,6 +268,7 @@ async def test_an_upload_that_is_killed_at_any_call_leaves_no_half_base_and_the_
         assert stored <= set(again)
 
 
+@pytest.mark.slow
 async def test_an_upload_may_be_cancelled_at_every_await() -> None:
     for turns in range(0, 400, 3):
         scene = Scene()
@@ -358,6 +360,7 @@ async def test_no_more_than_so_many_chunks_are_in_memory_at_once() -> None:
     assert slow.most == IN_FLIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "least", "most"), [(1, 25, 32), (3_000, IN_FLIGHT, 2 * IN_FLIGHT)])
 async def test_small_files_come_many_at_once_and_large_ones_within_the_room(
     rows: int, least: int, most: int
@@ -405,6 +408,7 @@ async def test_an_upload_that_takes_too_long_names_nothing(is_last: bool) -> Non
     assert len(scene.store.stored("chunks")) <= late_from + IN_FLIGHT
 
 
+@pytest.mark.slow
 async def test_the_two_newest_bases_stay_and_old_ones_go_with_their_chunks() -> None:
     scene = Scene()
     made = []
@@ -644,6 +648,7 @@ async def test_a_chunk_of_another_length_than_the_manifest_says_is_refused() -> 
             await scene.bases.read_file(other, file.path)
 
 
+@pytest.mark.slow
 async def test_pieces_of_another_size_are_cut_anew() -> None:
     scene = Scene()
     await scene.upload()
@@ -652,6 +657,7 @@ async def test_pieces_of_another_size_are_cut_anew() -> None:
     assert await scene.download(base) == files_of(scene.vfs, "data")
 
 
+@pytest.mark.slow
 async def test_a_sealed_file_that_became_longer_is_read_again() -> None:
     scene = Scene()
     await scene.upload()

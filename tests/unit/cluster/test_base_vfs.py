@@ -206,6 +206,7 @@ def test_a_base_is_opened_by_url(tmp_path: Path) -> None:
         pin_base(f"{url}#x")
 
 
+@pytest.mark.slow
 def test_bases_that_a_process_reads_share_one_loop_and_the_memory_for_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

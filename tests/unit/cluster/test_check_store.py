@@ -59,6 +59,7 @@ async def check(*stores: ObjectStore) -> StoreCheck:
     return await check_store(stores, names=5, clients=16, cut_names=3, rng=random.Random(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STORES)
 async def test_a_sound_store_passes_and_nothing_stays(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["cluster", *arguments])
 
 
+@pytest.mark.slow
 def test_a_store_that_will_do_passes(tmp_path: Path) -> None:
     done = run("check-store", f"file://{tmp_path}", f"file://{tmp_path}")
     assert done.exit_code == 0, done.output
@@ -48,6 +49,7 @@ def test_a_store_that_will_not_do_fails(tmp_path: Path) -> None:
     assert "problem: " in done.output
 
 
+@pytest.mark.slow
 def test_a_cluster_is_created_once(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
     done = run("create", url, "--shards", "3", "--owner-lease-ms", "2000")

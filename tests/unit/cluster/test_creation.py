@@ -55,6 +55,7 @@ async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
     assert caught.value.reason == "CLUSTER_EXISTS"
 
 
+@pytest.mark.slow
 async def test_wherever_its_making_is_cut_it_can_be_made_whole(store: FaultyStore) -> None:
     for place in range(5):  # an id, three first groups, and the cluster
         for fault in (CreateFault.REQUEST_LOST, CreateFault.ANSWER_LOST, CreateFault.LATE):

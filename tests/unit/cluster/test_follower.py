@@ -234,6 +234,7 @@ async def test_a_folder_that_is_behind_a_trim_is_told_at_once(store: FaultyStore
         await (await Standby(store).start(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "opened_at", [2, 120], ids=["it has listed it since", "it was there when it was opened"]
 )

@@ -42,6 +42,7 @@ heads = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(heads)
 def test_a_head_is_read_as_it_was_written(head: Head) -> None:
     data = encode_head(head)

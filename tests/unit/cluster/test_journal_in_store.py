@@ -46,6 +46,7 @@ async def stored(store: FaultyStore) -> dict[int, bytes]:
     return {lsn: bytes(body) for lsn, _, body in records_from(log.read(1), 1)}
 
 
+@pytest.mark.slow
 async def test_what_is_answered_is_in_the_store_whatever_was_lost_on_the_way(store: FaultyStore) -> None:
     rng = random.Random(1)
     log = await open_object_log(store, "a")

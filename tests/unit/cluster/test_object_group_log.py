@@ -294,6 +294,7 @@ async def test_a_reader_whose_groups_were_trimmed_finds_out(store: FaultyStore) 
         list(log.read(2))
 
 
+@pytest.mark.slow
 async def test_groups_are_read_in_order_however_they_arrive(store: FaultyStore) -> None:
     log = await open_object_log(store)
     expected = [b"%d" % number for number in range(40)]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from broker.cluster.creation import encode_first
 from broker.cluster.group_head import GroupKind, Head, encode_entry
 from broker.cluster.group_objects import entry_name
@@ -92,6 +94,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     run_sim(lambda loop, clock: work, seed=1)
 
 
+@pytest.mark.slow
 def test_a_standby_that_was_away_for_long_reads_ahead_in_order() -> None:
     async def scenario() -> None:
         scene = Scene()
@@ -107,6 +110,7 @@ def test_a_standby_that_was_away_for_long_reads_ahead_in_order() -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_one_that_falls_behind_later_lists_what_waits() -> None:
     async def scenario() -> None:
         scene = Scene()

@@ -59,6 +59,7 @@ async def test_a_name_is_given_once(store: ObjectStore) -> None:
     assert await store.read("log/1") == b"first"
 
 
+@pytest.mark.slow
 async def test_of_many_who_create_a_name_one_wins(store: ObjectStore) -> None:
     for number in range(10):
         outcomes = await asyncio.gather(
@@ -336,6 +337,7 @@ def test_a_store_is_told_by_its_url_and_a_path_is_none() -> None:
     assert is_store_url("s3://b") and not is_store_url("./data") and not is_store_url("C:\\data")
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_only_for_a_store_that_needs_it(tmp_path: Path) -> None:
     script = """
 import sys

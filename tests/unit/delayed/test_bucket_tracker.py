@@ -154,6 +154,7 @@ async def test_order_holds_across_memory_and_buckets_tracker_1(limit, load_entri
     assert world.tracker.buckets.image().bucket_ids == ()
 
 
+@pytest.mark.slow
 async def test_one_millisecond_that_spans_many_segments_of_many_buckets_tracker_1():
     policy = replace(SMALL, max_segment_entries=100)
     world = World(policy, load_entries_max=256)
@@ -174,6 +175,7 @@ async def test_one_millisecond_that_spans_many_segments_of_many_buckets_tracker_
     assert most <= 1_024
 
 
+@pytest.mark.slow
 async def test_near_is_all_that_is_in_memory_of_what_is_sealed():
     world = World(BucketPolicyValues(min_index_count=1_000))
     world.add(1, NOW + np.random.default_rng(1).integers(DAY, 30 * DAY, 200_000))
@@ -234,6 +236,7 @@ async def test_new_bucket_begins_where_loading_is_when_it_comes_into_use_bucket_
     assert taken == world.rows
 
 
+@pytest.mark.slow
 async def test_load_that_meets_the_end_of_a_merge_bucket_11(world: World):
     for ledger_id in range(1, 9):
         world.add(ledger_id, NOW + 5_000 * np.arange(1, 20) + ledger_id)
@@ -269,6 +272,7 @@ async def test_crash_between_taking_and_sealing_keeps_what_was_not_taken_bucket_
     assert await follow(world.tracker) == world.rows[3:]  # the others lie at the frontier: catch-up has them
 
 
+@pytest.mark.slow
 async def test_loaded_and_taken_while_a_merge_is_in_flight(world: World):
     for ledger_id in range(1, 9):
         world.add(ledger_id, NOW + 5_000 * np.arange(1, 20) + ledger_id)

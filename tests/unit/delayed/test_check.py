@@ -61,16 +61,19 @@ def small_world() -> World:
 # -- the whole, against the oracle -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(wild_worlds())
 def test_every_fault_of_any_buckets_is_found_and_named(world: World) -> None:
     assert faults_of(check(world)) == find_faults(world)
 
 
+@pytest.mark.slow
 @given(sound_worlds())
 def test_what_a_broker_may_leave_is_clean(world: World) -> None:
     assert check(world) == []
 
 
+@pytest.mark.slow
 @given(wild_worlds(), st.integers(1, 10))
 def test_several_passes_find_what_one_does(world: World, entries_max: int) -> None:
     sizes = [(ledger_id, len(times)) for ledger_id, times in sorted(world.times.items())]
@@ -508,6 +511,7 @@ any_metadata = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     any_metadata,
     st.lists(st.tuples(*[st.one_of(columns, int_columns)] * 3), max_size=3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
@@ -23,6 +24,7 @@ from tests.unit.delayed.index_world import (
 )
 
 
+@pytest.mark.slow
 @given(sound_worlds(), st.sampled_from([1, DAY_MS // 4, DAY_MS * 40_000]))
 def test_facts_are_those_of_counting(world: World, scale: int) -> None:
     world.times = {i: [time * scale for time in times] for i, times in world.times.items()}
@@ -54,6 +56,7 @@ def check_bitmaps(world: World) -> Faults:
     return faults_of(findings + check.finish())
 
 
+@pytest.mark.slow
 @given(sound_worlds())
 def test_bitmaps_of_what_a_broker_may_leave_are_clean(world: World) -> None:
     world.moves, world.cancelled = (
@@ -66,6 +69,7 @@ def test_bitmaps_of_what_a_broker_may_leave_are_clean(world: World) -> None:
     assert check_bitmaps(world) == {}
 
 
+@pytest.mark.slow
 @given(wild_worlds())
 def test_bitmaps_never_name_what_times_would_not(world: World) -> None:
     """With bitmaps alone less is found; what is found is a fault."""

@@ -47,6 +47,7 @@ def test_the_list_names_tests_that_are_there():
 # -- a tracker -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_merge_keeps_what_is_loaded_and_not_taken_over_a_restart():
     """apache/pulsar #26251: merged snapshots lacked the segments that were in memory."""
     world = World()
@@ -86,6 +87,7 @@ async def test_added_where_everything_is_loaded_is_sealed_too_bucket_2():
     assert await follow(world.tracker) == world.rows
 
 
+@pytest.mark.slow
 async def test_load_whose_bucket_is_merged_and_removed_meanwhile_bucket_11(monkeypatch: pytest.MonkeyPatch):
     """apache/pulsar #20086: a load that ended late met a bucket that was not the one it had begun with."""
     world = World()
@@ -150,6 +152,7 @@ def payloads(inbox: Inbox) -> list[bytes]:
     return sorted(each.payload for each in inbox.received)
 
 
+@pytest.mark.slow
 def test_immediate_messages_flow_while_the_index_is_taken_up(monkeypatch: pytest.MonkeyPatch):
     """apache/pulsar #26103: recovery blocked dispatch. And a checkpoint meanwhile must not forget the buckets."""
     read = RunStorage.read

@@ -130,6 +130,7 @@ def test_what_a_merge_does_not_leave_is_refused(world: World, told: InputBuckets
         world.check(not_needed_of(BUCKETS, FRONTIER))
 
 
+@pytest.mark.slow
 def test_a_row_under_another_time_is_refused(world: World) -> None:
     bad = World()
     source = bad.sources[0].metadata

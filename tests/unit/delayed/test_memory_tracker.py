@@ -94,6 +94,7 @@ async def follow(tracker: DelayedDeliveryTracker, limit: int = 1_000_000) -> lis
     return taken
 
 
+@pytest.mark.slow
 async def test_entries_are_yielded_once_in_order_of_time_and_position_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
@@ -481,6 +482,7 @@ async def test_additions_merge_into_every_loaded_block(ledgers: Ledgers, build: 
     assert await take(tracker, NOW + 1_000, 10_000) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3])
 async def test_additions_fall_between_entries_of_equal_time_tracker_1(
     ledgers: Ledgers, build: Build, step: int

@@ -72,6 +72,7 @@ def test_pages_hold_every_entry_of_a_range_once_and_in_order(memory, buckets, st
     assert found == expected
 
 
+@pytest.mark.slow
 async def test_a_page_reads_only_the_segments_that_it_needs():
     rng = random.Random(1)
     reads: list[int] = []

@@ -196,6 +196,7 @@ async def test_runs_merge_in_tiers_and_their_number_stays_bounded() -> None:
     await topic.check(values)
 
 
+@pytest.mark.slow
 async def test_a_merge_holds_a_few_blocks_of_each_source_also_of_one_hash(monkeypatch) -> None:
     """Four bits: every hash fills many blocks, and every source has all of them."""
     values = [value % 16 or 1 for value in random_hashes(5 * BLOCK_ENTRIES)]

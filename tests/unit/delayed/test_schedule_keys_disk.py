@@ -312,6 +312,7 @@ async def test_a_crash_at_any_moment_of_seal_merge_swap_and_delete_loses_no_key(
 # Memory
 
 
+@pytest.mark.slow
 async def test_runs_cost_five_bytes_a_key_in_a_cache_and_nothing_beside_it() -> None:
     values = random_hashes(10_000)
     topic = await sealed(values)
@@ -370,6 +371,7 @@ def kept_filters(topic: Topic) -> int:
     return sum(topic.cache.filter_of(TOPIC_ID, run_id) is not None for run_id in topic.keys.image().run_ids)
 
 
+@pytest.mark.slow
 async def test_new_keys_cost_no_read_once_the_filters_are_there() -> None:
     topic = await sealed(random_hashes(12_000), random_hashes(12_000, 2))
     others = column(random_hashes(1_000, 3))

@@ -35,6 +35,7 @@ def test_what_was_used_last_stays_and_the_bytes_are_bounded():
     assert cache.memory_bytes == 0
 
 
+@pytest.mark.slow
 async def test_page_after_page_reads_each_segment_once_and_lists_no_more_than_a_page_needs(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -170,6 +170,7 @@ def test_a_crash_at_any_step_of_a_rest_keeps_what_was_answered(policy: CrashPoli
     on_node(scenario, **INTERVAL)
 
 
+@pytest.mark.slow
 def test_a_new_topic_costs_two_syncs_and_one_that_did_not_change_none() -> None:
     async def scenario(node: Node) -> None:
         await make_topics(node)

@@ -53,6 +53,7 @@ async def _receive(inbox: Inbox) -> set[Position]:
     return received
 
 
+@pytest.mark.slow
 def test_what_is_live_survives_under_its_id():
     async def scenario(node: Node) -> Node:
         pending, _, inbox = await fill(node, 5)
@@ -78,6 +79,7 @@ def test_what_is_live_survives_under_its_id():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_it_survives_a_stop_and_a_crash():
     async def scenario(node: Node) -> Node:
         pending, _, _ = await fill(node, 3)
@@ -96,6 +98,7 @@ def test_it_survives_a_stop_and_a_crash():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_second_time_what_was_delivered_since_goes_too():
     async def scenario(node: Node) -> Node:
         pending, _, inbox = await fill(node, 2, kept=(2, 5), delay_ms=LATER_MS)
@@ -120,6 +123,7 @@ def test_a_second_time_what_was_delivered_since_goes_too():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_subscription_from_the_beginning_gets_what_survived():
     async def scenario(node: Node) -> Node:
         pending, _, _ = await fill(node, 3, delay_ms=LATER_MS)
@@ -153,6 +157,7 @@ def test_what_did_not_survive_is_no_message_any_more():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_seek_back_gets_what_survived():
     async def scenario(node: Node) -> Node:
         pending, _, inbox = await fill(node, 3, delay_ms=LATER_MS)
@@ -214,6 +219,7 @@ def test_cancelled_and_moved_ones_are_folded_in():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_is_changed_while_the_job_works_holds():
     async def scenario(node: Node) -> Node:
         pending, _, inbox = await fill(node, 1, kept=(1, 4, 7), delay_ms=LATER_MS)
@@ -440,6 +446,7 @@ def test_damaged_outputs_are_refused(kind: str):
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_synced_ends_writing_and_nothing_is_lost():
     """A sync of it that failed, and was passed over, would leave names in doubt that a later manifest relies on."""
 

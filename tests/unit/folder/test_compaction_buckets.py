@@ -42,6 +42,7 @@ async def merge(node: Node, some: list[int]) -> bool:
     return committed.bucket_swapped
 
 
+@pytest.mark.slow
 def test_all_are_delivered_on_time_after_a_merge():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe(TOPIC, "billing", lease_ms=10 * LATER_MS)
@@ -65,6 +66,7 @@ def test_all_are_delivered_on_time_after_a_merge():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_was_delivered_cancelled_and_moved_since_is_not_delivered_again():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe(TOPIC, "billing", lease_ms=10 * LATER_MS)
@@ -93,6 +95,7 @@ def test_what_was_delivered_cancelled_and_moved_since_is_not_delivered_again():
     run(scenario, lease_ms=10 * LATER_MS)
 
 
+@pytest.mark.slow
 def test_sources_that_were_merged_meanwhile_are_refused():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe(TOPIC, "billing", lease_ms=10 * LATER_MS)
@@ -170,6 +173,7 @@ def test_a_bucket_that_lacks_a_row_is_refused():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_all_spent_buckets_leave_nothing():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe(TOPIC, "billing", lease_ms=10 * LATER_MS)

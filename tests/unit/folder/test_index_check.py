@@ -110,6 +110,7 @@ def summary(findings: Collection[Finding]) -> list[tuple[Kind, int | None, int |
     return [(each.kind, each.bucket_id, each.ledger_id, each.count) for each in findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries_max", [1_000_000, 5_000, 1])
 def test_whole_files_are_clean_in_any_number_of_passes(disk: Disk, entries_max: int) -> None:
     findings, counts = disk.check(entries_max=entries_max)
@@ -117,6 +118,7 @@ def test_whole_files_are_clean_in_any_number_of_passes(disk: Disk, entries_max: 
     assert counts == LedgerCounts(entries=11_250, pending=11_250)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries_max", [1_000_000, 1])
 def test_a_missing_bucket_is_named_and_its_entries_are_lost(disk: Disk, entries_max: int) -> None:
     disk.vfs.remove(disk.storage.path(2))
@@ -129,6 +131,7 @@ def test_a_missing_bucket_is_named_and_its_entries_are_lost(disk: Disk, entries_
     assert sum(each.count for each in disk.check((1, 3))[0]) == 3_750  # and if the manifest forgot it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries_max", [1_000_000, 1])
 def test_a_damaged_segment_is_named_once_and_its_entries_are_lost(disk: Disk, entries_max: int) -> None:
     metadata = disk.read_metadata(3)
@@ -141,6 +144,7 @@ def test_a_damaged_segment_is_named_once_and_its_entries_are_lost(disk: Disk, en
     assert {each.kind for each in findings} == {Kind.CHECKSUM, Kind.LOST}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries_max", [1_000_000, 1])
 def test_a_damaged_bitmap_is_named_once_and_loses_nothing(disk: Disk, entries_max: int) -> None:
     disk.flip(1, disk.read_metadata(1).segments_at - 1)

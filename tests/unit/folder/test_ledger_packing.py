@@ -233,6 +233,7 @@ def test_ledgerpack_3_nothing_is_packed_while_files_are_kept():
     run(scenario, packed_rows_min=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["create", "write", "sync"])
 def test_a_disk_that_fails_leaves_the_rows_as_they_are(kind: str):
     async def whole(loop: SimLoop, clock: SimClock) -> None:
@@ -279,6 +280,7 @@ def test_packing_2_a_folder_that_cannot_be_synced_ends_writing_and_nothing_is_lo
     run_sim(whole, seed=1)
 
 
+@pytest.mark.slow
 def test_packing_1_rows_that_are_others_once_packed_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -345,6 +347,7 @@ def test_ledgerpack_2_what_goes_while_it_is_packed_leaves_no_file(monkeypatch: p
     run_sim(whole, seed=1)
 
 
+@pytest.mark.slow
 def test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full(caplog: pytest.LogCaptureFixture):
     reserve_bytes = 1 << 20
 

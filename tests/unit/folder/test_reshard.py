@@ -68,6 +68,7 @@ def tree(folder: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_sealed_ledgers_are_linked_and_a_folder_goes_to_several_shards_and_back(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     files = list(Path(folder).rglob("*.data"))
@@ -90,6 +91,7 @@ def test_sealed_ledgers_are_linked_and_a_folder_goes_to_several_shards_and_back(
         file.close()
 
 
+@pytest.mark.slow
 def test_another_folder_is_made_and_the_first_one_stays(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     before, to = tree(folder), str(tmp_path / "new")
@@ -101,6 +103,7 @@ def test_another_folder_is_made_and_the_first_one_stays(tmp_path: Path) -> None:
     assert reason_of(folder, 3, to) == "RESTORE_NOT_EMPTY"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_resharded_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     assert reason_of(folder, 1) == "SAME_SHARD_COUNT"
@@ -159,6 +162,7 @@ def test_dead_letters_that_lie_elsewhere_since_before_the_name_changed_are_named
     assert reason_of(folder, 2) == "DEAD_LETTER_TOPIC_ELSEWHERE"
 
 
+@pytest.mark.slow
 def test_no_two_shards_give_the_same_ids_from_the_first_start_on(tmp_path: Path) -> None:
     names = {number: next(name for name in "abcdefgh" if shard_of(name, 2) == number) for number in (0, 1)}
     open_shard_folders(VFS, str(tmp_path / "d"), 2).close()
@@ -168,6 +172,7 @@ def test_no_two_shards_give_the_same_ids_from_the_first_start_on(tmp_path: Path)
     assert not any(map(os.path.exists, folders))
 
 
+@pytest.mark.slow
 def test_shards_that_gave_the_same_ids_are_refused(tmp_path: Path) -> None:
     open_shard_folders(VFS, str(tmp_path / "d"), 2).close()
     for number in (0, 1):
@@ -212,6 +217,7 @@ def test_the_newest_common_absences_are_kept_and_no_more() -> None:
     assert len(kept) == ABSENCES_MAX and kept[-1] == Absence(20 * ABSENCES_MAX - 10, 20 * ABSENCES_MAX - 5)
 
 
+@pytest.mark.slow
 def test_what_was_known_of_absences_goes_to_each_new_shard(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     write_alive(VFS, Layout(folder).alive, Alive(50, (Absence(10, 20),)), durable=True)
@@ -224,6 +230,7 @@ def test_what_was_known_of_absences_goes_to_each_new_shard(tmp_path: Path) -> No
         assert found == Alive(50, (Absence(10, 20),))
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_absences_is_of_a_shard_that_may_always_have_been_there(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     asyncio.run(reshard_folder(VFS, folder, 2))
@@ -264,6 +271,7 @@ def test_either_kind_of_ids_alone_is_refused(tmp_path: Path, kind: str) -> None:
     assert caught.value.reason == "SHARDS_SHARE_IDS"
 
 
+@pytest.mark.slow
 def test_the_command_finishes_what_was_cut_once_all_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +295,7 @@ def test_the_command_finishes_what_was_cut_once_all_was_made(
     }
 
 
+@pytest.mark.slow
 def test_nobody_opens_a_folder_or_its_shards_during_a_reshard(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     asyncio.run(reshard_folder(VFS, folder, 2))
@@ -299,6 +308,7 @@ def test_nobody_opens_a_folder_or_its_shards_during_a_reshard(tmp_path: Path) ->
     open_shard_folders(VFS, folder, 2).close()
 
 
+@pytest.mark.slow
 def test_backups_of_a_shard_are_in_nobodys_way_where_its_folder_stays(tmp_path: Path) -> None:
     folder = made(tmp_path, "orders", "b", "topic9")
     asyncio.run(reshard_folder(VFS, folder, 2))

@@ -293,6 +293,7 @@ def test_a_topic_goes_on_after_its_last_ledger_went(restarts: bool):
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_ledger_that_takes_entries_stays_while_it_does():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe("orders", "one")

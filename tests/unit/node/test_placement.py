@@ -20,6 +20,7 @@ def orders(cluster: bytes, shards: int, nodes: list[str]) -> list[tuple[str, ...
     return [rank_nodes(Shard(cluster, number, shards), nodes) for number in range(shards)]
 
 
+@pytest.mark.slow
 @given(CLUSTERS, LISTS, st.integers(1, 12), st.randoms())
 def test_every_node_computes_the_same_order_of_all_whatever_the_order_of_its_list(
     cluster: bytes, nodes: list[str], shards: int, random: object

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from broker.observe.last_hour import MINUTES, HourOfCounter, LastHour
 
 
+@pytest.mark.slow
 def test_an_hour_holds_what_rose_in_each_of_its_minutes():
     random, hour = Random(3), LastHour(1_000)
     names = ("a", "b", "c")

@@ -43,6 +43,7 @@ def test_spans_are_made_where_a_standard_variable_asks_for_them(environ, wanted)
     assert wants_spans(environ) is wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
@@ -89,6 +90,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
         pytest.fail("it was begun")
 
 
+@pytest.mark.slow
 def test_without_a_variable_nothing_of_opentelemetry_is_imported():
     program = (
         "import sys, os, broker.server, broker.cli\n"
@@ -101,6 +103,7 @@ def test_without_a_variable_nothing_of_opentelemetry_is_imported():
     subprocess.run([sys.executable, "-c", program], check=True, env=environ)
 
 
+@pytest.mark.slow
 def test_the_receiver_is_logged_without_what_may_be_secret(caplog):
     caplog.set_level("INFO")
     with traced({ENDPOINT: "http://user:secret@127.0.0.1:9/?key=secret"}):
@@ -109,6 +112,7 @@ def test_the_receiver_is_logged_without_what_may_be_secret(caplog):
     assert record.__dict__["fields"] == {"receiver": "http://127.0.0.1:9"}
 
 
+@pytest.mark.slow
 def test_a_supervisor_of_shards_has_nothing_that_sends_spans_when_it_forks(tmp_path):
     program = """
 import threading

@@ -407,6 +407,7 @@ OVERLONG = {
 """Messages that are within the limits for whoever reads them, and far over them as they came."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, MANY, 50])
 @pytest.mark.parametrize("message", OVERLONG.values(), ids=OVERLONG.keys())
 def test_no_stored_message_is_longer_than_the_limits_allow(count: int, message: bytes):

@@ -55,6 +55,7 @@ def test_no_status_names_a_file_of_the_broker(name: str) -> None:
             assert DATA_DIR not in str(each), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -64,6 +64,7 @@ def test_ids_of_the_greatest_length_stay_within_what_is_counted_for_them() -> No
         assert len(encoded([failed([(greatest, greatest)] * count)])) <= FAILURE_BYTES_MAX * count
 
 
+@pytest.mark.slow
 def test_ids_that_do_not_exist_are_columns_and_not_objects() -> None:
     """Whoever names ten thousand of them, each of another ledger too, would keep the event loop busy for long."""
     possible = [message_pb2.EntrySet(ledger_id=1 + ledger_id, entry_ids=[2]) for ledger_id in range(5_000)]

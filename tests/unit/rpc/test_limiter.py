@@ -90,6 +90,7 @@ def rate(messages: int, burst_ms: int = 1_000, name: str = "x", **texts: str) ->
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_second", [10, 333, 50_000])
 @pytest.mark.parametrize("producers", [1, 7])
 def test_a_rate_is_exact_within_5_percent_over_ten_seconds(per_second: int, producers: int) -> None:
@@ -250,6 +251,7 @@ def test_what_was_taken_under_the_old_file_is_given_back_without_harm() -> None:
     assert not world.refusal(10)
 
 
+@pytest.mark.slow
 def test_a_flood_of_principals_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("broker.rpc.limiter._USED_MAX", "broker.rpc.access_limits._CACHED"):
         monkeypatch.setattr(bound, 1_000)

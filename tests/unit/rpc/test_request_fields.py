@@ -121,6 +121,7 @@ def is_read(kind: Any, name: str) -> bool:
     return bool(readers) and all(name in functions()[reader][0] for reader in readers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), FIELDS, ids=[f"{kind.name}.{name}" for kind, name in FIELDS])
 def test_every_field_of_every_request_is_read(kind: Any, name: str):
     assert is_read(kind, name), "nobody reads it: read it, or say in READERS who does"
@@ -133,6 +134,7 @@ def test_rows_name_fields_that_there_are():
     assert {tuple(each.split(".")) for each in GROUPS | DELIVERED} <= there
 
 
+@pytest.mark.slow
 def test_a_field_that_nobody_reads_is_found():
     assert not is_read(consumer_pb2.NackRequest.DESCRIPTOR, "later")
     assert not is_read(admin_pb2.TopicPolicy.DESCRIPTOR, "later")

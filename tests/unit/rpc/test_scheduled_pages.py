@@ -66,6 +66,7 @@ def parsed(encoded: bytes) -> list[schedule_pb2.ScheduledMessage]:
     return list(schedule_pb2.ListScheduledResponse.FromString(encoded).scheduled)
 
 
+@pytest.mark.slow
 @given(messages, numbers, numbers, st.booleans(), st.sampled_from((1_100, 3_000, 1 << 20)))
 def test_a_page_written_as_columns_says_what_it_says_one_by_one(
     bodies, deliver_at_ms, revision, is_full, frame_bytes_max

@@ -26,6 +26,7 @@ def page_of(names: Sequence[str], size: int, token: str) -> admin_pb2.ListTopics
     )
 
 
+@pytest.mark.slow
 @given(st.lists(NAMES, min_size=1, max_size=4), st.integers(1, 7), st.data())
 def test_pages_of_shards_list_every_name_once_and_in_order(
     shards: list[set[str]], size: int, data: st.DataObject

@@ -113,6 +113,7 @@ async def test_calls_that_wait_to_be_read_are_bounded_and_the_oldest_of_most_giv
     assert foreground.calls == 0
 
 
+@pytest.mark.slow
 async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPatch):
     """So a connection with many calls has more than one of them served while the others have one turn each."""
     monkeypatch.setattr(reception, "_TURN_SECONDS_MIN", 0.5)

@@ -35,6 +35,7 @@ async def watching() -> AsyncIterator[CycleCollection]:
             await task
 
 
+@pytest.mark.slow
 async def test_what_a_full_collection_has_walked_the_next_one_leaves_out() -> None:
     async with watching():
         old = [[i] for i in range(1_000)]
@@ -45,6 +46,7 @@ async def test_what_a_full_collection_has_walked_the_next_one_leaves_out() -> No
         assert not any(each is old for each in gc.get_objects())
 
 
+@pytest.mark.slow
 async def test_garbage_of_what_is_new_is_found() -> None:
     async with watching():
         gc.collect()
@@ -53,6 +55,7 @@ async def test_garbage_of_what_is_new_is_found() -> None:
         assert gone() is None
 
 
+@pytest.mark.slow
 async def test_garbage_of_what_was_left_out_is_found_once_that_has_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,6 +74,7 @@ async def test_garbage_of_what_was_left_out_is_found_once_that_has_doubled(
         assert gc.get_freeze_count() > 0
 
 
+@pytest.mark.slow
 async def test_nothing_is_counted_unless_something_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.disable()
     try:
@@ -81,6 +85,7 @@ async def test_nothing_is_counted_unless_something_was_left_out(monkeypatch: pyt
         gc.enable()
 
 
+@pytest.mark.slow
 async def test_the_end_leaves_the_collector_as_it_was() -> None:
     before = list(gc.callbacks)
     async with watching():

@@ -19,6 +19,7 @@ from broker.runtime.steps import StepThread, begin_step, run_step
 from tests.unit.storage.held_executor import HeldExecutor
 
 
+@pytest.mark.slow
 async def test_a_step_whose_caller_was_cancelled_comes_to_its_end_and_its_error_is_no_news() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))

@@ -142,6 +142,7 @@ def test_a_task_may_stop_its_own_supervisor() -> None:
     assert run_sim(scenario, 1) == ()
 
 
+@pytest.mark.slow
 def test_a_task_that_nobody_else_holds_is_kept() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> tuple[str, ...]:
         supervisor = Supervisor(Failures())

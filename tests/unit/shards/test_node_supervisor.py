@@ -181,6 +181,7 @@ async def test_a_shard_that_does_not_end_keeps_the_others_for_a_bounded_time(
     assert stopping.stopped == [0, 1, 2]
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ async def test_an_owner_that_is_frozen_is_waited_for_once_when_its_node_stops(
     assert seconds <= asyncio.get_running_loop().time() - began < 2 * seconds
 
 
+@pytest.mark.slow
 async def test_owners_that_are_frozen_are_stopped_together_after_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

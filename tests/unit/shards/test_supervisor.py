@@ -121,6 +121,7 @@ async def test_scrapes_that_wait_keep_no_probe_waiting(supervised: Supervised) -
         await http.close()
 
 
+@pytest.mark.slow
 async def test_a_process_hears_sighup_once_it_was_ready_and_until_it_ends(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ class Frozen:
         self.socket.listen(128)
 
 
+@pytest.mark.slow
 async def test_only_a_shard_that_was_ready_is_killed_for_its_silence(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +214,7 @@ async def test_only_a_shard_that_was_ready_is_killed_for_its_silence(
         each.socket.close()
 
 
+@pytest.mark.slow
 async def test_a_shard_whose_port_is_closed_is_not_killed(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +235,7 @@ async def test_a_shard_whose_port_is_closed_is_not_killed(
     assert supervised.supervisor._children[1].starts == 1
 
 
+@pytest.mark.slow
 def test_a_shard_of_an_installed_command_takes_no_code_from_the_working_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ MOVES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(CANCELLED, MOVES, st.lists(st.tuples(ENTRY_ID, st.integers(0, TIME_MS_MAX)), max_size=12))
 def test_columns_say_what_the_plainest_model_says(
     cancelled: set[int], moves: Moves, rows: list[tuple[int, int]]

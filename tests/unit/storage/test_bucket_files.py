@@ -143,6 +143,7 @@ async def test_bitmaps_can_be_read_one_by_one() -> None:
     assert await storage.read(8, partial(SnapshotReader.read_bitmap, ledger_id=99)) == BitMap()
 
 
+@pytest.mark.slow
 async def test_metadata_longer_than_the_first_read() -> None:
     spans = tuple(LedgerSpan(1 + i * 1_000_000_007, 0, 1) for i in range(2000))
     builder = SnapshotBuilder(spans, time_step_ms=1)

@@ -121,6 +121,7 @@ KEYS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(KEYS, st.integers(1, 20), st.integers(1, 9), st.integers(1, 9))
 def test_any_entries_come_back(keys: list[Key], part_rows: int, max_entries: int, min_entries: int) -> None:
     parts = build(keys, part_rows=part_rows, max_entries=max_entries, min_entries=min_entries)
@@ -267,6 +268,7 @@ def flip(block: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 def test_every_truncation_is_found() -> None:
     beginning, segments = SMALL
     for length in range(len(beginning)):
@@ -417,6 +419,7 @@ NUMBER = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_change_of_the_metadata_is_a_value_or_corrupt(data: st.DataObject) -> None:
     def change(message: pb.BucketMetadata) -> None:

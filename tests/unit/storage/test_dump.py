@@ -205,6 +205,7 @@ def test_damage_of_a_bucket_is_named_after_everything_that_can_be_read() -> None
     assert longer[-1]["message"].startswith("A snapshot has 4432 bytes where there are 4431")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data", "times", "rows"])
 def test_a_ledger(kind: str) -> None:
     times, rows, _ = make.columns(make.SEALED_COUNT)
@@ -287,6 +288,7 @@ def test_a_record_that_cannot_be_decoded_is_an_error_once_it_is_committed() -> N
     assert all("error" in line for line in torn if line["line"] == "record")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["times", "rows"])
 def test_damaged_rows_and_footers_of_a_sealed_column_end_in_an_error(kind: str) -> None:
     content = bytearray(FILES[make.SEALED.path(kind)])
@@ -299,6 +301,7 @@ def test_damaged_rows_and_footers_of_a_sealed_column_end_in_an_error(kind: str) 
     assert dump(bytes(content))[-1]["line"] == "error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_cut_files_are_printed_to_their_end(name: str) -> None:
     content = FILES[name]

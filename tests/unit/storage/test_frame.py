@@ -120,6 +120,7 @@ def test_torn_last_group_is_dropped_wherever_it_is_torn(damage: str) -> None:
             assert segment.find_end(torn, FIRST_LSN, PATH) == (ends[0], 8), offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [[b"second"], [b"second", b"third"]], ids=["one", "two"])
 def test_any_flipped_bit_in_the_last_group_drops_it_and_can_be_told(last: list[bytes]) -> None:
     data, ends = make([b"first"], last)
@@ -130,6 +131,7 @@ def test_any_flipped_bit_in_the_last_group_drops_it_and_can_be_told(last: list[b
         assert segment.torn_bytes(flipped, FIRST_LSN, ends[0]) > 0, bit
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_before_the_last_group_is_damage() -> None:
     data, ends = make([b"first", b""], [b"second"], [b"third"])
     for bit in range(ends[1] * 8):

@@ -159,6 +159,7 @@ async def test_groups_are_read_from_any_index(store: Store) -> None:
     assert list(log.read(first + 6)) == []
 
 
+@pytest.mark.slow
 async def test_what_was_answered_survives_a_crash_and_the_next_index_with_it(store: Store) -> None:
     log = await store.open()
     for count in (2, 1, 4, 4, 4):

@@ -62,6 +62,7 @@ async def copied(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_bytes", [16, 100, 4_096])
 async def test_every_part_that_ends_with_a_group_is_copied_exactly(monkeypatch, read_bytes):
     monkeypatch.setattr(journal_copy, "_READ_BYTES", read_bytes)

@@ -134,11 +134,13 @@ def test_ledger_ids_take_the_bytes_that_their_span_needs(span: int, width: int) 
         assert read_all(storage_of(vfs)) == held
 
 
+@pytest.mark.slow
 @given(st.lists(entries, max_size=60))
 def test_sorting_keeps_each_entry_once(held) -> None:
     assert rows(sort_keys(columns(held))) == sorted(set(held))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [64, 4])
 def test_fences_lead_to_every_block_of_a_hash_and_to_no_other_keyrun_1(bits: int) -> None:
     data, held = file_of(4 * BLOCK_ENTRIES + 9, bits), scattered(4 * BLOCK_ENTRIES + 9, bits=bits)
@@ -209,6 +211,7 @@ def test_one_of_fifty_thousand_hashes_passes_that_was_not_added() -> None:
 # Damage
 
 
+@pytest.mark.slow
 def test_every_changed_byte_and_every_truncation_is_found_keyrun_3() -> None:
     content = file_of(40)
     for at in range(len(content)):

@@ -49,6 +49,7 @@ async def found_in(storage: KeyStorage, hashes: list[int], run_id: int = RUN_ID)
     return rows(await find(storage, header, fences, fences.blocks_of(wanted), wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [64, 4])
 async def test_entries_are_found_by_their_hashes(bits: int) -> None:
     held, storage = scattered(3 * BLOCK_ENTRIES + 1, bits=bits), storage_of(disk())
@@ -70,6 +71,7 @@ async def test_local_files(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_blocks_are_gathered_into_large_writes() -> None:
     vfs = disk()
     count = 2 * WRITE_BYTES // 14

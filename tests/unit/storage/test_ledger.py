@@ -85,6 +85,7 @@ async def test_frames_of_one_length_are_cut_right() -> None:
     await book.check(*range(20, 60))
 
 
+@pytest.mark.slow
 async def test_entries_far_apart_in_large_files_are_found() -> None:
     book = Book(new_vfs())
     for _ in range(5):
@@ -360,6 +361,7 @@ async def test_files_4_files_in_use_are_not_closed() -> None:
     assert len(open_files) == 0
 
 
+@pytest.mark.slow
 async def test_files_4_threads_that_share_few_open_files_read_what_was_written(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as file_thread, ThreadPoolExecutor(3) as read_threads:
         open_files = OpenFiles(LocalVfs(), limit=1)
@@ -446,6 +448,7 @@ async def test_dump_prints_every_row_frame_and_footer(sealed: bool) -> None:
 # Random histories.
 
 
+@pytest.mark.slow
 @settings(max_examples=at_depth(fast=10, change=60, deep=600))
 @given(st.integers(0, 1 << 32), st.data())
 def test_any_order_of_appends_flushes_reads_and_restarts_reads_what_was_appended(

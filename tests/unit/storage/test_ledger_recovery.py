@@ -26,6 +26,7 @@ from tests.unit.storage.ledger_book import (
 # What a restart finds.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("counts", [(1,), (1000, 1000), (BLOCK_ROWS,), (5000, 4000)])
 async def test_a_restored_ledger_holds_what_was_captured(counts: tuple[int, ...], sealed: bool) -> None:
@@ -37,6 +38,7 @@ async def test_a_restored_ledger_holds_what_was_captured(counts: tuple[int, ...]
     assert book.ledger.capture() == capture
 
 
+@pytest.mark.slow
 async def test_files_2_a_restored_partial_block_is_continued_and_still_verified() -> None:
     book, capture = await persisted(3000)
     book.reopen(capture)
@@ -119,6 +121,7 @@ async def test_a_missing_or_short_file_is_damage(kind: str) -> None:
     assert missing.value.advice
 
 
+@pytest.mark.slow
 async def test_a_persisted_capture_survives_every_crash_after_it() -> None:
     book = Book(new_vfs())
     vfs = book.vfs
@@ -155,6 +158,7 @@ def offset_in(kind: str, capture: LedgerCapture) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_files_3_a_changed_byte_is_found_when_it_is_read(kind: str, sealed: bool) -> None:

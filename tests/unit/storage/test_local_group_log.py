@@ -347,6 +347,7 @@ async def test_spares_that_cannot_be_removed_stay_known() -> None:
         assert names(vfs) == [f"{5:016x}.seg"]
 
 
+@pytest.mark.slow
 async def test_shrinking_is_safe_beside_appending_and_reading(tmp_path: Path) -> None:
     vfs, folder = LocalVfs(), str(tmp_path / "journal")
     with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as upkeep:
@@ -386,6 +387,7 @@ async def test_each_step_of_the_roll_leaves_what_the_docstring_says() -> None:
     ]  # an open file keeps its path
 
 
+@pytest.mark.slow
 async def test_trimming_and_reading_are_safe_beside_appending(tmp_path: Path) -> None:
     vfs, folder = LocalVfs(), str(tmp_path / "journal")
     with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as upkeep:

@@ -41,6 +41,7 @@ async def test_an_opened_journal_goes_on_where_the_last_group_ended() -> None:
     assert segments(vfs) == [f"{1:016x}.seg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spares", [False, True])
 async def test_a_group_whose_sync_failed_is_durable_once_another_life_went_on_after_it(spares: bool) -> None:
     vfs = make_vfs()

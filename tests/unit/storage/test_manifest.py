@@ -163,16 +163,19 @@ def cursor_images(draw: st.DrawFn) -> CursorImage:
     )
 
 
+@pytest.mark.slow
 @given(broker_images())
 def test_the_root_comes_back_as_it_was(image: BrokerImage) -> None:
     assert decode_broker(encode_broker(image), "") == image
 
 
+@pytest.mark.slow
 @given(topic_images())
 def test_a_topic_comes_back_as_it_was(image: TopicImage) -> None:
     assert decode_topic(encode_topic(image), "") == image
 
 
+@pytest.mark.slow
 @given(cursor_images())
 def test_a_cursor_comes_back_as_it_was(image: CursorImage) -> None:
     assert decode_cursor(encode_cursor(image), "") == image
@@ -193,6 +196,7 @@ def test_any_bytes_give_a_value_or_corrupt(magic: bytes, content: bytes) -> None
         decode_any(DECODERS[magic], framed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("magic", DECODERS)
 @given(data=st.data())
 def test_a_checksum_does_not_vouch_for_the_content(magic: bytes, data: st.DataObject) -> None:
@@ -264,6 +268,7 @@ messages = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("magic", messages)
 @given(data=st.data())
 def test_what_decodes_can_be_encoded_again(magic: bytes, data: st.DataObject) -> None:

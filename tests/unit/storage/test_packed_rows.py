@@ -97,6 +97,7 @@ KINDS_OF_ROWS: dict[str, tuple[float, Callable[[int], RowColumn]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 70, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS + 70])
 @pytest.mark.parametrize("kind", KINDS_OF_ROWS)
 def test_pack_1_every_row_is_read_as_it_was_in_every_way(kind: str, count: int):
@@ -122,6 +123,7 @@ def test_pack_1_every_row_is_read_as_it_was_in_every_way(kind: str, count: int):
     assert not column.read(file, 0, count).flags.writeable
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*NUMBERS.values()), min_size=1, max_size=40))
 def test_pack_1_whatever_the_rows_are(values: list[tuple[int, ...]]):
     rows = np.array(values, [(name, f"<u{ROW[name].itemsize}") for name in FIELDS]).view(ROW)
@@ -142,6 +144,7 @@ def test_one_row_is_one_short_read():
     assert column.place(file, BLOCK_ROWS + 17) == HEADER_BYTES + 5 * (BLOCK_ROWS + 17)
 
 
+@pytest.mark.slow
 def test_pack_2_every_byte_behind_the_header_counts():
     rows = rows_of(300, key_hash=np.arange(300))
     whole = packed(rows).content
@@ -193,6 +196,7 @@ def test_pack_2_a_directory_that_contradicts_itself_is_refused(change: tuple[str
 # A ledger.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(1,), (1000, 1000), (BLOCK_ROWS,), (5000, 4000)])
 async def test_a_packed_ledger_reads_as_it_did(counts: tuple[int, ...]) -> None:
     book, capture = await persisted(*counts, sealed=True)
@@ -210,6 +214,7 @@ async def test_a_packed_ledger_reads_as_it_did(counts: tuple[int, ...]) -> None:
     assert (lines[0]["kind"], lines[-1]["line"]) == ("packed", "directory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.02, 0.5, 1.0])
 async def test_a_packed_sparse_ledger_reads_as_the_dense_one(part: float) -> None:
     rng = random.Random(int(part * 100))
@@ -230,6 +235,7 @@ async def packed_book(*counts: int) -> tuple[Book, LedgerCapture]:
     return book, pack(book.vfs, FOLDER, capture)
 
 
+@pytest.mark.slow
 async def test_every_changed_byte_of_the_file_is_found() -> None:
     book, named = await packed_book(300)
     path = named.name(FOLDER).path("rows")

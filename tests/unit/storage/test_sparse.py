@@ -154,6 +154,7 @@ async def test_facts_of_what_survived() -> None:
     assert rewrite(book, generation, []).sparse == (0, 40)
 
 
+@pytest.mark.slow
 async def test_a_flipped_byte_anywhere_is_found() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])
@@ -195,6 +196,7 @@ async def test_what_is_wrong_is_told_of_the_entry_and_not_of_the_row() -> None:
     assert "row 1: odd" in [each.what for each in found]  # which entries are there is not known
 
 
+@pytest.mark.slow
 async def test_a_cut_file_is_found() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])

@@ -87,7 +87,7 @@ def test_what_goes_round_is_slowed_down_and_comes_to_who_works(give_back: Return
         await node.create_subscription("orders", "billing", type_=type_, policy=NO_BACK_OFF)
         positions = await node.produce("orders", [Outgoing(b"%d" % n, key="k") for n in range(5)])
         lsn = node.broker.journal.next_lsn
-        spans = at_depth(change=2, deep=6)
+        spans = at_depth(change=1, deep=6)
         count = await go_round(node, give_back, spans * SPAN_SECONDS)
         assert AT_ONCE_MAX * len(positions) < count <= (spans + 1) * ROUNDS_MAX * len(positions)
         assert node.broker.journal.next_lsn - lsn <= 2 * (spans + 1) * ROUNDS_MAX

@@ -184,6 +184,7 @@ class World:
         assert self.ready or not behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_a_slot_is_blocked_while_another_holds_of_it_or_some_of_it_comes_back(seed: int):
     world = World(random.Random(seed))
@@ -333,6 +334,7 @@ def test_parked_messages_are_a_list(seed: int):
         assert parked.counts.tolist() == [counts[slot] for slot in range(SLOTS + 1)]
 
 
+@pytest.mark.slow
 def test_parked_memory_shrinks_with_what_is_parked():
     parked, router, room = Parked(), router_of(["a"]), np.array([10**6])
     for number in range(200):
@@ -361,6 +363,7 @@ def test_who_has_many_parked_does_not_hide_the_others():
     assert len(parked.find(router.sendable(room), router, room, 10))
 
 
+@pytest.mark.slow
 def test_the_world_above_hands_out_and_blocks_something():
     handed_out = blocked = 0
     for seed in range(10):

@@ -133,6 +133,7 @@ def test_permits_that_come_while_new_messages_are_read_do_not_let_them_overtake(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_one_permit_at_a_time_gets_everything_in_order():
     async def scenario(world: World, clock: SimClock) -> None:
         inboxes = [world.attach(permits=1) for _ in range(3)]

@@ -258,6 +258,7 @@ def test_redeliveries_count() -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_costs_nothing() -> None:
     """Expired ones are settled on the way, and take no other's place."""
 
@@ -276,6 +277,7 @@ def test_what_is_dropped_costs_nothing() -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 def test_lateness_is_counted_apart_for_what_was_held_back() -> None:
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = _node(clock)
@@ -299,6 +301,7 @@ def test_lateness_is_counted_apart_for_what_was_held_back() -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 def test_pause_and_pacing_go_together() -> None:
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = _node(clock)

@@ -69,6 +69,7 @@ def check_bounds(sent: list[tuple[int, int]], rate: float, burst: int) -> None:
             assert total <= burst + 1 + rate * (at_ns - sent[first][0]) / SECOND_NS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.2, 1, 3.5, 15, 99, 1_000, 12_345.6, 1_000_000])
 def test_rate_is_exact_within_five_percent_over_ten_seconds(rate: float):
     """From a full bucket, with a tenth of a second's worth at once; a message is the unit of what can be counted."""
@@ -76,6 +77,7 @@ def test_rate_is_exact_within_five_percent_over_ten_seconds(rate: float):
     assert abs(count - 10 * rate) <= max(0.5 * rate, 2)
 
 
+@pytest.mark.slow
 @given(
     rate=st.floats(1, 50_000),
     late_ms=st.lists(st.floats(0, 40), min_size=1, max_size=7),

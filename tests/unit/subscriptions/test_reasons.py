@@ -49,6 +49,7 @@ def test_the_last_reason_counts_until_the_message_is_settled():
     assert Reasons(memory_of(), kept.texts).texts == kept.texts
 
 
+@pytest.mark.slow
 def test_the_oldest_reasons_go_when_all_are_too_long():
     kept = Reasons(memory_of())
     for entry_id in range(5_000):

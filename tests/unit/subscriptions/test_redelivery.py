@@ -212,6 +212,7 @@ def test_many_entries_in_many_runs_are_what_plain_dicts_would_hold(
     assert both.plain.owed
 
 
+@pytest.mark.slow
 def test_what_is_owed_does_not_depend_on_what_was_handed_out():
     rng, one, other = random.Random(5), RedeliveryQueue(), RedeliveryQueue()
     for now_ms in range(1, 300):

@@ -219,6 +219,7 @@ async def _busy(loop: SimLoop, clock: SimClock) -> str:
     return loop.digest()
 
 
+@pytest.mark.slow
 def test_same_seed_same_digest() -> None:
     first = run_sim(_busy, 7)
     ballast = [object() for _ in range(1000)]  # moves where later objects lie in memory

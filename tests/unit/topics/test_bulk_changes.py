@@ -76,6 +76,7 @@ def counts(standing: BulkStanding) -> tuple[BulkEnd, int, int, int, int]:
     return standing.end, standing.definition.total, progress.examined, progress.matched, progress.done
 
 
+@pytest.mark.slow
 def test_each_message_is_moved_once_also_where_it_matches_again() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await fill(node, 20)
@@ -124,6 +125,7 @@ def test_what_comes_meanwhile_is_changed_if_its_place_was_not_passed() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_somebody_moves_meanwhile_is_not_moved_and_is_cancelled() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         for definition, left in ((LATER, [*range(10, 29), 110]), (CANCEL, [])):
@@ -152,6 +154,7 @@ def test_they_are_made_one_after_the_other_and_each_finds_what_the_ones_before_l
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_and_changes_nothing_twice() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await fill(node, 60)
@@ -364,6 +367,7 @@ def test_what_was_moved_already_is_passed_in_large_scans(monkeypatch: pytest.Mon
     run(scenario, bulk_step_messages=120)
 
 
+@pytest.mark.slow
 def test_there_is_a_limit_and_those_that_ended_are_forgotten() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await fill(node, 30)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker.delayed.check import Kind
 from broker.errors import Corrupt
 from broker.folder.compaction_values import Committed
@@ -36,6 +38,7 @@ async def compact_what_can_be(node: Node) -> tuple[list[RewriteResult], Committe
     return results, await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
 
 
+@pytest.mark.slow
 def test_compaction_leaves_a_ledger_with_a_damaged_message_and_does_the_others() -> None:
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock, config(max_backoff_ms=1_000)).open()

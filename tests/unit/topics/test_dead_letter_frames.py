@@ -100,6 +100,7 @@ def test_bytes_that_are_no_frame_are_corrupt(frame):
         frames.dead_letter_frame(frame, GIVEN)
 
 
+@pytest.mark.slow
 def test_any_bytes_give_a_frame_or_corrupt():
     rng = random.Random(1)
     whole = frame_of(WHOLE)

@@ -155,6 +155,7 @@ def test_dead_letters_are_known_after_a_checkpoint_and_forgotten_once_done():
     on_node(scenario)
 
 
+@pytest.mark.slow
 def test_many_and_large_messages_go_in_several_records():
     async def scenario(node: Node) -> None:
         inbox = await billing(node, permits=5_000)
@@ -317,6 +318,7 @@ def test_an_acknowledgement_on_the_way_to_the_dead_letters_wins_or_comes_too_lat
     assert [b"1", b"3"] in outcomes, "no acknowledgement came in time"
 
 
+@pytest.mark.slow
 def test_what_a_seek_takes_back_on_the_way_is_owed_again_and_no_dead_letter():
     async def scenario(node: Node) -> None:
         outcomes = set()

@@ -142,6 +142,7 @@ def test_a_topic_that_is_deleted_gives_back_what_it_held() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_forgotten_gives_back_what_it_held() -> None:
     async def scenario(node: Node) -> None:
         await send(node, "a", "old", *range(2, 1_000, 2))

@@ -99,6 +99,7 @@ async def act(node: Node, inbox: Inbox, rng: random.Random) -> None:
             await control.skip_all(topic, inbox.subscription)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(at_depth(change=1, deep=40)))
 @pytest.mark.parametrize(
     "type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE]

@@ -390,6 +390,7 @@ asks = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(asks)
 def test_no_id_is_ever_stored_twice_and_a_repeat_gets_its_own(steps):
     desk = Desk(producers_max=2, policy=replace(POLICY, dedup_entries=8))

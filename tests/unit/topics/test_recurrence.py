@@ -84,6 +84,7 @@ FIELDS = st.sampled_from(["*", "*/7", "0", "15", "30,45", "59"])
 HOURS = st.sampled_from(["*", "1", "2", "1-3", "*/3", "0,2,23"])
 
 
+@pytest.mark.slow
 @given(st.sampled_from(CHANGES), FIELDS, HOURS)
 def test_each_minute_of_the_days_around_a_change(change: tuple[str, str], minute: str, hour: str) -> None:
     """Against a walk through every minute: wall-clock times of certain hours once, of every hour whenever they are."""

@@ -376,6 +376,7 @@ def test_the_schedules_of_all_topics_together_are_limited() -> None:
     run(scenario, recurring_max=3, recurring_bytes_max=1_020)
 
 
+@pytest.mark.slow
 def test_schedules_of_topics_that_are_deleted_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.topics.recurring_schedules._STALE_MAX", 100)
 
@@ -428,6 +429,7 @@ def test_the_bytes_of_schedules_are_limited_also_of_one_that_grows() -> None:
     run(scenario, recurring_bytes_per_topic_max=3_000)
 
 
+@pytest.mark.slow
 def test_schedules_survive_checkpoints_and_go_with_their_topic() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         for number in range(20):
@@ -450,6 +452,7 @@ def test_schedules_survive_checkpoints_and_go_with_their_topic() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_many_schedules_move_on_by_few_records() -> None:
     async def scenario(node: Node, clock: SimClock) -> None:
         await asyncio.gather(*(put(node, f"s{number}", SECONDS) for number in range(400)))

@@ -87,6 +87,7 @@ class Play:
         return held[number % len(held)]
 
 
+@pytest.mark.slow
 @given(trackers, turns, ranges, st.sampled_from(("", "a", "b")), st.integers(1, 7), st.booleans())
 def test_pages_hold_what_waits_at_its_place_once_and_in_order(kind, turns, due, prefix, limit, is_narrow):
     asyncio.run(_page_by_page(kind, turns, due, prefix, limit, is_narrow))
@@ -161,6 +162,7 @@ async def _places_by_places(kind, turns, due, prefix, limit) -> None:
     raise AssertionError("no page was the last one")
 
 
+@pytest.mark.slow
 @given(trackers, turns, ranges, st.one_of(st.just(0), st.integers(1, 4_000)))
 def test_counts_agree_with_what_waits(kind, turns, due, width_ms):
     asyncio.run(_counted(kind, turns, due, width_ms))

@@ -27,6 +27,7 @@ def stacked(counted: Mapping[str, Sequence[tuple[int, int]]], coloured: Sequence
     return stack([(name, group(HOURS, bars)) for name, bars in counted.items()], coloured, (), 24)
 
 
+@pytest.mark.slow
 @given(counts)
 def test_every_message_is_in_one_bar_and_bars_stay_inside(by_topic):
     counted = {name: [(hour * 3_600_000, n) for hour, n in sorted(bars)] for name, bars in by_topic.items()}

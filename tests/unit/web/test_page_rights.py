@@ -129,6 +129,7 @@ def test_every_page_names_a_call_that_has_a_rule() -> None:
     assert {route.call for route in (*ROUTES, *FIGURE_ROUTES, *CLUSTER_ROUTES)} <= calls
 
 
+@pytest.mark.slow
 async def test_a_page_of_another_topic_is_refused_and_tells_nothing(
     make_pages: MakePages, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ async def test_pages_of_all_topics_show_those_of_who_asks(
     assert "orders" in await company.pages.get("/topics")
 
 
+@pytest.mark.slow
 async def test_who_has_no_right_sees_no_page(make_pages: MakePages, tmp_path: Path) -> None:
     company = await Company.found(make_pages, tmp_path)
     await company.log_in("nobody")
@@ -209,6 +211,7 @@ async def test_who_has_rights_on_a_subscription_sees_no_other(make_pages: MakePa
     assert "Paused: billing." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINCIPALS[:-1])
 async def test_nothing_is_offered_that_would_be_refused(
     make_pages: MakePages, tmp_path: Path, name: str
@@ -293,6 +296,7 @@ messages_per_second = 1
 """
 
 
+@pytest.mark.slow
 async def test_a_topic_shows_its_limits_and_what_is_used_to_who_produces_or_manages(
     make_pages: MakePages, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ async def filled(make_pages: MakePages, **settings: object) -> Pages:
     return pages
 
 
+@pytest.mark.slow
 async def test_every_page_is_guarded_by_its_headers_and_runs_nothing_inline(make_pages):
     pages = await filled(make_pages)
     for path in [*PATHS[:-1], "/nowhere", "/scheduled?from=soon", "/static/style.css", "/static/none"]:
@@ -418,6 +419,7 @@ async def test_reading_changes_nothing_whatever_the_method(make_pages):
         assert response.status == 405
 
 
+@pytest.mark.slow
 async def test_one_message_is_cancelled_moved_or_sent(make_pages):
     pages = await filled(make_pages)
     schedule = pages.broker.registry.topic("orders").schedule
@@ -565,6 +567,7 @@ async def test_lists_go_on_where_the_page_before_ended(make_pages):
     assert keys == [f"k{i:03}" for i in range(120)]
 
 
+@pytest.mark.slow
 async def test_what_large_messages_keep_from_a_page_of_all_topics_comes_before_later_messages_of_others(
     make_pages, monkeypatch
 ):

@@ -20,6 +20,7 @@ async def owned(make_pages: MakePages) -> tuple[Pages, HeldOwner]:
     return pages, owner
 
 
+@pytest.mark.slow
 async def test_no_page_shows_anything_without_the_lease(make_pages: MakePages) -> None:
     pages, owner = await owned(make_pages)
     owner.is_held = False

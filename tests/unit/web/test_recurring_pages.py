@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.model import DELIVER_AT_MS_MAX
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRule
 from tests.harness import Outgoing
 from tests.unit.web.conftest import MakePages
 
 
+@pytest.mark.slow
 async def test_schedules_and_the_next_ten_times_of_one(make_pages: MakePages) -> None:
     pages = await make_pages()
     await pages.produce("orders", Outgoing(b"x"))
