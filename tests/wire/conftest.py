@@ -317,12 +317,11 @@ def failures_of(failures: Iterable[consumer_pb2.EntryFailure]) -> dict[Id, str]:
 
 def one_other(cases: Sequence[tuple[Any, ...]], type_: Any) -> list[tuple[Any, ...]]:
     """Cases of one type of subscription, which stands last in each, and of each thing that is tried one of another."""
-    kept = []
+    kept: list[tuple[Any, ...]] = []
     for number, (_, group) in enumerate(itertools.groupby(cases, key=lambda case: case[0])):
-        of_one, others = [], []
-        for each in group:
-            (of_one if each[-1] == type_ else others).append(each)
-        kept += [*of_one, others[number % len(others)]]
+        each = list(group)
+        others = [case for case in each if case[-1] != type_]
+        kept += [*(case for case in each if case[-1] == type_), others[number % len(others)]]
     return kept
 
 
