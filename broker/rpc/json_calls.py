@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -166,21 +167,25 @@ def _parse(body: bytes, call: Call, traceparent: str) -> bytes:
         return request.SerializeToString()
     except (ValueError, json_format.ParseError, RecursionError) as error:
         # Without protobuf's list of fields, which has names that no document uses.
-        why = " ".join(str(error).split(" Available Fields")[0].split()).rstrip(".")[:_REASON_CHARS_MAX]
-        raise ValueError(f"No {call.request.DESCRIPTOR.name} in JSON: {why}{_choice(why, call)}") from error
+        why = " ".join(str(error).split(" Available Fields")[0].split()).rstrip(".")
+        told = f"{why[:_REASON_CHARS_MAX]}{_choice(why, call)}"
+        raise ValueError(f"No {call.request.DESCRIPTOR.name} in JSON: {told}") from error
 
 
 def _choice(why: str, call: Call) -> str:
-    """Return what there is in place of a field or a value of an enum that is not known, by protobuf's words on it."""
-    found = _UNKNOWN.search(why)
-    if found is None:
-        return ""
+    """Return what there is in place of a field or a value of an enum that is not known, by protobuf's words on it.
+
+    The words may quote the request, which may name a type that there is not.
+    """
     pool = call.request.DESCRIPTOR.file.pool
-    if found["message"]:
-        names = [field.name for field in pool.FindMessageTypeByName(found["message"]).fields]
-    else:
-        names = [value.name for value in pool.FindEnumTypeByName(found["enum"]).values]
-    return f"; there are {', '.join(names)}"
+    for found in _UNKNOWN.finditer(why):
+        with suppress(KeyError):
+            if found["message"]:
+                names = [field.name for field in pool.FindMessageTypeByName(found["message"]).fields]
+            else:
+                names = [value.name for value in pool.FindEnumTypeByName(found["enum"]).values]
+            return f"; there are {', '.join(names)}"
+    return ""
 
 
 def _check_bytes(value: object, kind: Descriptor, path: str = "") -> None:

@@ -163,6 +163,19 @@ async def test_what_is_no_request_is_refused(http, body, words):
     assert words in problem["detail"] and "Available Fields" not in problem["detail"]
 
 
+@pytest.mark.parametrize("value", ["for enum type postdate.none", "x" * 440, "x" * 465])
+async def test_a_refused_value_is_told_whatever_it_says(http, value):
+    """One may look like protobuf's words on it, or be so long that these are cut off."""
+    problem = await http.problem("receive", {"topic": "t", "initial_position": value})
+    assert (problem["status"], problem["reason"]) == (400, "INVALID_JSON")
+    assert problem["detail"].endswith(
+        "; there are INITIAL_POSITION_UNSPECIFIED, INITIAL_POSITION_LATEST, INITIAL_POSITION_EARLIEST"
+    )
+    problem = await http.problem("receive", {"topic": "t", "max_messages": value})
+    assert (problem["status"], problem["reason"]) == (400, "INVALID_JSON")
+    assert "there are" not in problem["detail"]
+
+
 async def test_a_page_of_another_origin_cannot_call(http):
     problem = await http.problem("produce", {"topic": "t"}, **{"Content-Type": "text/plain"})
     assert (problem["status"], problem["reason"]) == (415, "NOT_JSON")
