@@ -107,6 +107,45 @@ async def test_no_occurrence_of_a_recurring_schedule_is_missed_on_the_way(fake, 
         assert [message.deliver_at for message in received] == [each.time for each in expected]
 
 
+async def test_no_occurrence_is_missed_while_the_one_before_takes_long_to_store(fake, client, monkeypatch):
+    recurring = fake._inside._broker.recurring
+    wait_room = recurring._wait_room
+
+    async def wait_long() -> None:
+        await asyncio.sleep(0.7)  # longer than an advance waits for what does not change
+        await wait_room()
+
+    monkeypatch.setattr(recurring, "_wait_room", wait_long)
+    schedule = postdate.RecurringSchedule(
+        name="four-a-day", interval=6 * HOUR, payload=b"x", overdue=postdate.RecurringOverdue.NONE
+    )
+    async with client.subscribe("t", "s") as subscription:
+        await client.recurring.put("t", schedule)
+        expected = await client.recurring.preview("t", schedule, count=2)
+        await fake.advance(12 * HOUR)
+        received = await subscription.receive_many(timeout=NOW)
+        assert [message.deliver_at for message in received] == [each.time for each in expected]
+
+
+async def test_an_advance_does_not_wait_for_keys_that_another_consumer_holds(fake, client):
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s", type=postdate.SubscriptionType.KEY_SHARED)
+    keys = [f"k{number}" for number in range(20)]
+    async with client.producer("t") as producer, client.subscribe("t", "s") as former:
+        for key in keys:
+            await producer.send(b"first", key=key)
+        held = await former.receive_many(20, timeout=timedelta(seconds=5))
+        async with client.subscribe("t", "s") as newcomer:
+            for key in keys:
+                await producer.send(b"second", key=key)
+            async with asyncio.timeout(10):
+                await fake.advance(timedelta(seconds=10))
+            assert await newcomer.receive_many(20, timeout=NOW) == []
+            for message in held:
+                await message.ack()
+            assert await anext(newcomer)
+
+
 async def test_what_expires_after_it_was_due_is_delivered_before(fake, client):
     async with client.subscribe("t", "s") as subscription:
         await send(client, b"x", deliver_after=HOUR, ttl=HOUR)
