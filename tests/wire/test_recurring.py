@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 import postdate
+from broker.errors import InvalidRequest
 from broker.model import DELIVER_AT_MS_MAX
 from broker.rpc.recurring import RecurringCalls
 from broker.rpc.request_ids import RequestIds
@@ -329,6 +330,33 @@ async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Clien
     assert (await run("recurring", "delete", "t", "daily", "hourly"))[0] == 0
     assert (await run("recurring", "get", "t", "daily"))[0] == 3
     assert (await run("recurring", "put", "t", "x", "--cron", "* * * * *", "--every", "1h"))[0] == 2
+
+
+async def test_an_import_tells_what_was_over_and_what_was_refused_only_when_it_was_put(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "schedules.jsonl"
+    path.write_text('{"name": "early", "cron": "0 9 * * *"}\n{"name": "late", "cron": "0 10 * * *"}\n')
+    definition_of, refusals = RecurringCalls._definition_of, {"late": "NO_OCCURRENCE"}
+
+    def refuse_some(self: RecurringCalls, topic: str, schedule: Any, *, with_message: bool) -> Definition:
+        if with_message and schedule.name in refusals:  # it is put, and not asked about
+            raise InvalidRequest("It is refused", field="schedule", reason=refusals[schedule.name])
+        return definition_of(self, topic, schedule, with_message=with_message)
+
+    monkeypatch.setattr(RecurringCalls, "_definition_of", refuse_some)
+    code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
+    assert (code, [row["name"] for row in json.loads(out)]) == (0, ["early"])
+    assert "late: it has no occurrence after now" in err
+    refusals["late"] = "INVALID_PAYLOAD"
+    code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
+    assert (code, out) == (
+        5,
+        "",
+    ) and "late: It is refused (schedule, INVALID_PAYLOAD); 1 schedule before it were put" in err
+    refusals["early"] = "INVALID_PAYLOAD"
+    code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
+    assert (code, out) == (1, "") and "early: It is refused" in err
 
 
 async def test_a_crontab_and_periodic_tasks_of_celery_are_put(

@@ -13,7 +13,16 @@ import postdate
 from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
-from postdate.commands.settings import EXIT_FAILED, EXIT_PARTLY, CommandFailed, CommandGroup, Settings, run
+from postdate.commands.settings import (
+    EXIT_FAILED,
+    EXIT_PARTLY,
+    CommandFailed,
+    CommandGroup,
+    Settings,
+    describe,
+    exit_code,
+    run,
+)
 from postdate.commands.values import (
     AGO,
     DURATION,
@@ -351,12 +360,14 @@ def put_all(
                         next_time = (await client.recurring.put(topic, schedule)).next_time
                         is_over = False  # or it was there already
                     except postdate.PostdateError as error:
-                        if error.reason != "NO_OCCURRENCE":
-                            if not rows:
-                                raise
+                        is_over = (
+                            error.reason == "NO_OCCURRENCE"
+                        )  # also if it had one when the broker was asked
+                        if not is_over:
+                            done = f"; {counted(len(rows), 'schedule')} before it were put" if rows else ""
                             raise CommandFailed(
-                                f"{schedule.name}: {error}; {counted(len(rows), 'schedule')} before it were put",
-                                EXIT_PARTLY,
+                                f"{schedule.name}: {describe(error)}{done}",
+                                EXIT_PARTLY if rows else exit_code(error),
                             ) from error
                 if is_over:
                     click.echo(f"{schedule.name}: it has no occurrence after now, and is left out", err=True)
