@@ -121,9 +121,6 @@ class StaleEntries:
         self.count = 0
         self._parts = {}
 
-    def block_count(self) -> int:
-        return sum(part.block_count() for parts in self._parts.values() for part in parts.values())
-
     def memory_bytes(self) -> int:
         return sum(
             block.nbytes for parts in self._parts.values() for part in parts.values() for block in part.blocks
