@@ -60,7 +60,7 @@ class RecurringCalls:
     async def _put(self, request: schedule_pb2.PutRecurringRequest) -> Message:
         self._broker.check_serving()
         check_name("topic", request.topic, "topic")
-        definition = self._definition_of(request.topic, request.schedule, with_message=True)
+        definition = self._definition_of(request.topic, request.schedule)
         registry = self._broker.registry
         is_new_topic = request.topic not in registry.by_name
         before = (
@@ -162,7 +162,7 @@ class RecurringCalls:
                 definition = self._schedules.state(self._topic(request.topic), name).definition
             case "schedule":
                 name = request.schedule.name
-                definition = self._definition_of(request.topic, request.schedule, with_message=False)
+                definition = self._definition_of(request.topic, request.schedule)
                 self._check_comes(definition)
             case _:
                 raise InvalidRequest(
@@ -209,10 +209,8 @@ class RecurringCalls:
             response.through_ms = min(response.through_ms, response.next_time_ms - 1)
         return response
 
-    def _definition_of(
-        self, topic: str, schedule: schedule_pb2.RecurringSchedule, *, with_message: bool
-    ) -> Definition:
-        """Return what was put; raises the refusal."""
+    def _definition_of(self, topic: str, schedule: schedule_pb2.RecurringSchedule) -> Definition:
+        """Return what is to be put, or perhaps will be; raises the refusal."""
         check_name("schedule", schedule.name, "schedule.name")
         rule = _rule_of(schedule)
         check_rule(rule)
@@ -235,7 +233,7 @@ class RecurringCalls:
                 field="schedule.overdue_action",
                 reason="INVALID_OVERDUE_ACTION",
             )
-        message = self._message_of(topic, schedule) if with_message else b""
+        message = self._message_of(topic, schedule)
         return Definition(
             rule, message, start_ms, end_ms, schedule.jitter_ms, OverdueRuns(overdue), schedule.paused
         )

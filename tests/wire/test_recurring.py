@@ -22,6 +22,8 @@ from broker.model import DELIVER_AT_MS_MAX
 from broker.rpc.recurring import RecurringCalls
 from broker.rpc.request_ids import RequestIds
 from broker.storage.recurring_values import Definition, RecurringRule
+from broker.topics.recurring_schedules import RecurringSchedules
+from broker.topics.topic import Topic
 from postdate import cli
 from postdate.commands.import_schedules import celery_schedules, crontab_schedules
 from postdate.commands.recurring_lines import schedule_line, schedule_of_line
@@ -337,14 +339,16 @@ async def test_an_import_tells_what_was_over_and_what_was_refused_only_when_it_w
 ):
     path = tmp_path / "schedules.jsonl"
     path.write_text('{"name": "early", "cron": "0 9 * * *"}\n{"name": "late", "cron": "0 10 * * *"}\n')
-    definition_of, refusals = RecurringCalls._definition_of, {"late": "NO_OCCURRENCE"}
+    put, refusals = RecurringSchedules.put, {"late": "NO_OCCURRENCE"}
 
-    def refuse_some(self: RecurringCalls, topic: str, schedule: Any, *, with_message: bool) -> Definition:
-        if with_message and schedule.name in refusals:  # it is put, and not asked about
-            raise InvalidRequest("It is refused", field="schedule", reason=refusals[schedule.name])
-        return definition_of(self, topic, schedule, with_message=with_message)
+    async def put_some(
+        self: RecurringSchedules, topic: Topic, name: str, definition: Definition, *, keeps_pause: bool
+    ) -> bool:
+        if name in refusals:
+            raise InvalidRequest("It is refused", field="schedule", reason=refusals[name])
+        return await put(self, topic, name, definition, keeps_pause=keeps_pause)
 
-    monkeypatch.setattr(RecurringCalls, "_definition_of", refuse_some)
+    monkeypatch.setattr(RecurringSchedules, "put", put_some)
     code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
     assert (code, [row["name"] for row in json.loads(out)]) == (0, ["early"])
     assert "late: it has no occurrence after now" in err
@@ -357,6 +361,20 @@ async def test_an_import_tells_what_was_over_and_what_was_refused_only_when_it_w
     refusals["early"] = "INVALID_PAYLOAD"
     code, out, err = await run("recurring", "import", "t", str(path), "-o", "json")
     assert (code, out) == (1, "") and "early: It is refused" in err
+
+
+async def test_an_import_with_a_message_that_cannot_be_stored_puts_nothing(
+    client: postdate.Client, run: Run, tmp_path: Path
+):
+    path = tmp_path / "schedules.jsonl"
+    wrong = {"name": "wrong", "cron": "0 9 * * *", "payload": "x" * 300_000}
+    path.write_text('{"name": "right", "cron": "0 9 * * *"}\n' + json.dumps(wrong) + "\n")
+    for options in (("--dry-run",), ()):
+        code, out, err = await run("recurring", "import", "t", str(path), *options)
+        assert (code, out) == (1, "")
+        assert "wrong: " in err and "RECURRING_MESSAGE_TOO_LARGE" in err and "nothing was put" in err
+    with pytest.raises(postdate.NotFound):
+        _ = [each async for each in client.recurring.list("t")]
 
 
 async def test_a_crontab_and_periodic_tasks_of_celery_are_put(

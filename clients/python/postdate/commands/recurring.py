@@ -394,7 +394,7 @@ async def _following(
     except postdate.InvalidRequest as error:
         if error.reason == "NO_OCCURRENCE":
             return None
-        raise CommandFailed(f"{schedule.name}: {error}; nothing was put", EXIT_FAILED) from error
+        raise CommandFailed(f"{schedule.name}: {describe(error)}; nothing was put", EXIT_FAILED) from error
     return following.time
 
 
