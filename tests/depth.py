@@ -33,7 +33,9 @@ def at_depth(*, change: int, deep: int, fast: int | None = None) -> int:
 
 
 def sampled(items: Iterable[T], stride: int, shift: int = 0) -> Iterator[T]:
-    """Iterate over every so many of some items, on each day over others; with a stride of 1 over all."""
+    """Iterate over every so many of some items, on each day over others: of fewer over one, with a stride of 1 over all."""
+    items = list(items)
+    stride = min(stride, len(items)) or 1
     return islice(items, (DAY + shift) % stride, None, stride)
 
 

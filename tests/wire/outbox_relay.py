@@ -31,6 +31,12 @@ def killing(call: Callable[..., Awaitable[Any]], kill: Callable[[], None]) -> Ca
     return between
 
 
+class Watching(psycopg.AsyncCursor[Any]):
+    """The cursor that looks whether the outbox is empty: its statements are no steps."""
+
+    execute = psycopg.AsyncCursor.execute
+
+
 async def main(conninfo: str, address: str, step: int) -> None:
     steps = count()
 
@@ -40,7 +46,7 @@ async def main(conninfo: str, address: str, step: int) -> None:
 
     async with postdate.connect(address) as client:
         relay = postgres.OutboxRelay(client, conninfo, poll=timedelta(milliseconds=10))
-        watched = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+        watched = await psycopg.AsyncConnection.connect(conninfo, autocommit=True, cursor_factory=Watching)
         look = watched.execute
         psycopg.AsyncCursor.execute = killing(psycopg.AsyncCursor.execute, kill)  # type: ignore[assignment, method-assign]
         postdate.Producer.send_many = killing(postdate.Producer.send_many, kill)  # type: ignore[assignment, method-assign]

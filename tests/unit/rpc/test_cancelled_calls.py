@@ -22,7 +22,6 @@ import pytest
 from broker.jobs.verify import verify_data_dir
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, has_request_id, make_world
 
@@ -189,6 +188,6 @@ def run(name: str, at: int, request_id: str, before: State | None = None) -> Run
 )
 def test_cancelled_call_leaves_nothing_behind(name: str, request_id: str) -> None:
     uncut = run(name, NEVER, request_id)
-    for at in sampled(range(uncut.waits), at_depth(change=12, deep=1), len(name) + bool(request_id)):
+    for at in range(uncut.waits):
         left = run(name, at, request_id, uncut.before).left(uncut)
         assert not left, f"cancelled at await {at} of {uncut.waits}"

@@ -50,7 +50,7 @@ def answers(name: str, kind: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_no_status_names_a_file_of_the_broker(name: str) -> None:
-    for kind in sampled(KINDS, at_depth(change=12, deep=1), list(METHODS).index(name)):
+    for kind in sampled(KINDS, at_depth(change=10, deep=1), list(METHODS).index(name)):
         for each in answers(name, kind):
             assert DATA_DIR not in str(each), kind
 
