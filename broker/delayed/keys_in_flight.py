@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.model import Position, UInt64Column
+from broker.model import Int64Column, Position, UInt64Column
+
+_FEW_HASHES = 16
+"""Up to so many hashes are looked for one by one."""
 
 
 class _Batch(NamedTuple):
@@ -43,14 +46,31 @@ class KeysInFlight:
 
     def of(self, hashes: UInt64Column) -> asyncio.Future[None] | None:
         """Return what makes a batch durable that has one of some hashes; None: no batch has."""
-        if not len(hashes):
+        if not len(hashes) or not self._count:
             return None
-        batches = self._batches.values()
-        return next((batch.durable for batch in batches if np.isin(hashes, batch.hashes).any()), None)
+        # In all batches at once: a key of a message that waits passes the filter each time, and hundreds may be in
+        # flight.
+        rows = rows_with(hashes, self.hashes())
+        if not len(rows):
+            return None
+        batches = list(self._batches.values())
+        ends = np.cumsum([len(batch.hashes) for batch in batches])
+        return batches[int(np.searchsorted(ends, rows[0], side="right"))].durable
 
     def hashes(self) -> UInt64Column:
         """Return those of all batches."""
-        return np.concatenate([np.empty(0, np.uint64), *(batch.hashes for batch in self._batches.values())])
+        return np.concatenate([np.empty(0, np.uint64), *[batch.hashes for batch in self._batches.values()]])
 
     def _landed(self, first: Position) -> None:
         self._count -= len(self._batches.pop(first).hashes)
+
+
+def rows_with(hashes: UInt64Column, column: UInt64Column) -> Int64Column:
+    """Return the rows of a long column with one of some hashes, of which there is at least one."""
+    asked = np.sort(hashes)
+    if len(asked) > _FEW_HASHES:
+        return np.flatnonzero(asked[np.minimum(np.searchsorted(asked, column), len(asked) - 1)] == column)
+    has_hash = column == asked[0]
+    for value in asked[1:]:
+        has_hash |= column == value
+    return np.flatnonzero(has_hash)

@@ -16,15 +16,13 @@ from array import array
 
 import numpy as np
 
-from broker.delayed.keys_in_flight import KeysInFlight
+from broker.delayed.keys_in_flight import KeysInFlight, rows_with
 from broker.model import Int64Column, UInt32Column, UInt64Column
 from broker.storage.key_filter import BoolColumn, OpenFilter, Probe
 from broker.storage.key_run import NO_KEYS, KeyColumns
 
-_FEW_HASHES = 16
-"""Up to so many hashes are looked for one by one."""
 _CAPACITY_MIN, _CAPACITY_GROWTH = 4, 4  # of the filter
-_ADDED_AT_ONCE = 2_048  # to it, when it is made anew
+_ADDED_AT_ONCE = 2_048  # to it
 
 
 class RecentKeys:
@@ -42,9 +40,12 @@ class RecentKeys:
     def expect(self, wanted: Probe) -> None:
         """The hashes of a batch that is submitted now. It may have fewer rows than hashes: those of rows that never
         came are forgotten once they are the greater part."""
-        if self._noted > 2 * (len(self) + len(self._in_flight)):
-            self._filter_anew(len(wanted.hashes))
-        self._note(wanted)
+        count = len(wanted.hashes)
+        is_mostly_gone = self._noted > 2 * (len(self) + len(self._in_flight))
+        if is_mostly_gone or self._noted + count > self._filter.capacity:
+            self._filter_anew(count)
+        self._noted += count
+        self._filter.add(wanted)
 
     def add(
         self,
@@ -61,8 +62,12 @@ class RecentKeys:
         self._ledger_ids.frombytes(np.ascontiguousarray(ledger_ids, dtype=np.int64).tobytes())
         self._entry_ids.frombytes(np.ascontiguousarray(entry_ids, dtype=np.uint32).tobytes())
         self._is_discarded += bytes(len(hashes))
-        if not is_expected:  # or they have been noted (RECENT-3)
-            self._note(Probe(hashes))
+        if is_expected:  # they have been noted (RECENT-3)
+            return
+        if self._noted + len(hashes) > self._filter.capacity:
+            self._filter_anew(0)
+        else:
+            self._note(hashes)
 
     def prepend(self, older: RecentKeys) -> None:
         """Take back the rows of an older part that could not be sealed; rows have no order here."""
@@ -110,12 +115,10 @@ class RecentKeys:
         columns = (self._hashes, self._ledger_ids, self._entry_ids, self._is_discarded)
         return sum(map(sys.getsizeof, columns)) + self._filter.memory_bytes
 
-    def _note(self, wanted: Probe) -> None:
-        count = len(wanted.hashes)
-        if self._noted + count > self._filter.capacity:
-            self._filter_anew(count)
-        self._noted += count
-        self._filter.add(wanted)
+    def _note(self, hashes: UInt64Column) -> None:
+        self._noted += len(hashes)
+        for at in range(0, len(hashes), _ADDED_AT_ONCE):
+            self._filter.add(Probe(hashes[at : at + _ADDED_AT_ONCE]))
 
     def _filter_anew(self, room: int) -> None:
         """Make the filter of what there is, with room for more."""
@@ -123,20 +126,12 @@ class RecentKeys:
         capacity = _CAPACITY_MIN
         while capacity < len(known) + room:
             capacity *= _CAPACITY_GROWTH
-        self._filter, self._noted = OpenFilter(capacity), len(known)
-        for at in range(0, len(known), _ADDED_AT_ONCE):
-            self._filter.add(Probe(known[at : at + _ADDED_AT_ONCE]))
+        self._filter, self._noted = OpenFilter(capacity), 0
+        self._note(known)
 
     def _rows_of(self, hashes: UInt64Column) -> Int64Column:
-        asked = np.sort(hashes[self.maybe(Probe(hashes))])
+        asked = hashes[self.maybe(Probe(hashes))]
         if not len(asked) or not len(self):  # nearly always so
             return np.empty(0, dtype=np.int64)
-        column = self._columns().hashes
-        if len(asked) <= _FEW_HASHES:
-            has_hash = column == asked[0]
-            for value in asked[1:]:
-                has_hash |= column == value
-        else:
-            has_hash = asked[np.minimum(np.searchsorted(asked, column), len(asked) - 1)] == column
-        rows = np.flatnonzero(has_hash)
+        rows = rows_with(asked, self._columns().hashes)
         return rows[~np.frombuffer(self._is_discarded, dtype=np.bool_)[rows]]

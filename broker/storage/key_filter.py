@@ -78,25 +78,17 @@ class OpenFilter(KeyFilter):
     def __init__(self, capacity: int) -> None:
         super().__init__(bytes(max(filter_blocks(capacity), 1) * FILTER_BLOCK_BYTES))
         self._words = self._words.copy()
-        self._last = np.zeros(
-            len(self._words), dtype=np.int32
-        )  # by block: which hash of the last ones it got
         self.capacity = capacity
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._words.nbytes + self._last.nbytes
 
     def add(self, probe: Probe) -> None:
         """Some thousands at a time: of many more, most would share their block with others."""
-        blocks, count = _blocks_of(probe.halves, len(self._words)), len(probe.hashes)
+        blocks = _blocks_of(probe.halves, len(self._words))
         words = self._words.take(blocks, axis=0)
         words |= probe.bits
         self._words[blocks] = words
-        # Of several hashes with one block the last one was written: the others follow, each by itself.
-        each = np.arange(count, dtype=np.int32)
-        self._last[blocks] = each
-        others = np.flatnonzero(self._last[blocks] != each)
+        # Of several hashes with one block one was written, and NumPy does not promise which: the others follow, each
+        # by itself.
+        others = np.flatnonzero(~self.maybe(probe))
         if len(others):
             np.bitwise_or.at(self._words, blocks[others], probe.bits[others])
 

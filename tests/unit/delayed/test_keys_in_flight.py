@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import numpy as np
 import pytest
 
 from broker.delayed.keys_in_flight import KeysInFlight
 from broker.delayed.recent_keys import RecentKeys
-from broker.model import Position, UInt64Column
-from broker.storage.key_filter import Probe
+from broker.model import Int64Column, Position, UInt32Column, UInt64Column
+from broker.storage.key_filter import OpenFilter, Probe
 from tests.unit.delayed.key_world import Topic, column
 
 _OTHER = np.array([77], dtype=np.uint64)
@@ -103,3 +104,60 @@ def test_hashes_whose_rows_never_come_do_not_gather() -> None:
         assert recent.memory_bytes() < 1_000_000
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("asked_count", [1, 100])
+def test_a_look_takes_no_step_for_each_batch(asked_count: int) -> None:
+    """A key that is replaced again and again passes the filter, and a store that takes long has hundreds in flight."""
+
+    def calls_of_a_look(batch_count: int) -> int:
+        flight, calls = KeysInFlight(), 0
+        for batch in range(batch_count):
+            flight.add(Position(1, batch), _hashes(batch, 1), _future())
+
+        def note(_: object, event: str, __: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        asked = np.arange(asked_count, dtype=np.uint64) + np.uint64(500)
+        flight.of(asked[:1])
+        sys.setprofile(note)
+        try:
+            found = flight.of(asked)
+        finally:
+            sys.setprofile(None)
+        assert found is None
+        return calls
+
+    async def scenario() -> None:
+        few, many = calls_of_a_look(2), calls_of_a_look(300)
+        assert 0 < many < few + 10
+
+    asyncio.run(scenario())
+
+
+def test_rows_are_noted_once_and_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a seal that failed, and those that are read: all of them at once would hold up the event loop."""
+    counts: list[int] = []
+    add = OpenFilter.add
+
+    def counted(self: OpenFilter, probe: Probe) -> None:
+        counts.append(len(probe.hashes))
+        add(self, probe)
+
+    def rows(batch: int, count: int) -> tuple[UInt64Column, Int64Column, UInt32Column]:
+        return _hashes(batch, count), np.ones(count, np.int64), np.arange(count, dtype=np.uint32)
+
+    monkeypatch.setattr(OpenFilter, "add", counted)
+    older, recent = RecentKeys(KeysInFlight()), RecentKeys(KeysInFlight())
+    older.add(*rows(0, 10_000))
+    assert sum(counts) == 10_000 and max(counts) <= 2_048
+    recent.add(*rows(100, 1_000))
+    counts.clear()
+    recent.prepend(older)
+    assert sum(counts) == 11_000 and max(counts) <= 2_048  # in a larger filter
+    counts.clear()
+    recent.add(*rows(200, 4_000))
+    assert sum(counts) == 4_000 and max(counts) <= 2_048  # in the same one
+    for batch, count in ((0, 10_000), (100, 1_000), (200, 4_000)):
+        assert recent.maybe(Probe(_hashes(batch, count))).all()
