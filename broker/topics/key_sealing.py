@@ -87,12 +87,13 @@ class KeySealing:
 
     async def _seal(self) -> None:
         await self._topic.prepare_folders()
-        while await self._keys.seal():
+        if await self._keys.seal():
             self._remembered.changed()
             self._look_at_runs()
-            if not self._keys.needs_seal(self._clock.now_ms()):  # what came while this one was written
-                break
-        self._arm()
+            # What came while this one was written may be enough for the next, of which those who wait do not wait.
+            asyncio.get_running_loop().call_soon(self.look)
+        else:
+            self._arm()
 
     async def _merge(self) -> None:
         while self._keys.needs_merge(self._clock.now_ms()):

@@ -37,6 +37,7 @@ from broker.storage.records import Produced
 from broker.topics.key_rows import KeyRows
 from broker.topics.key_sealing import KeySealing
 from broker.topics.key_services import KeyedTopic, KeyServices
+from broker.topics.refusals import topic_not_found
 from broker.topics.settled_upkeep import SettledUpkeep
 
 log = get_logger(__name__)
@@ -76,6 +77,7 @@ class KeyUpkeep:
         self._notice = Notice(services.clock)
         self._reading = OneAtATime(services.spawn, f"reading of schedule keys of topic {topic.topic_id}")
         self._is_running = False
+        self._has_ended = False
         self.remembered = SettledUpkeep(topic, self.keys, services)
         self._sealing = KeySealing(topic, self.keys, self.remembered, services)
 
@@ -92,14 +94,22 @@ class KeyUpkeep:
 
     def stop(self) -> None:
         self._is_running = False
+        self._has_ended = True
+        self._settled.set()
         self.remembered.stop()
         self._reading.cancel()
         self._sealing.stop()
 
     async def wait_ready(self) -> None:
-        """Return once `is_ready`; raises Unavailable if rows cannot be read, which is tried again."""
+        """Return once `is_ready`; raises Unavailable if rows cannot be read, which is tried again, or are not any
+        more."""
         while not self.is_ready:
-            await self._settled.wait()
+            if not self._has_ended:
+                await self._settled.wait()
+            if self._has_ended:
+                if self._topic.deleted:
+                    raise topic_not_found(self._topic.name)
+                raise Unavailable("The broker is stopping", reason="DRAINING")
             if self._trouble is not None:
                 raise Unavailable(
                     "The schedule keys of this topic cannot be looked up: a file cannot be read. The broker's log "

@@ -229,7 +229,8 @@ class TopicKeys:
 
     async def wait_room(self) -> None:
         """Return once there is room for more keys in memory: if they come faster than they are sealed, they wait."""
-        await self._used.wait_room()
+        if self._live is not None:
+            await self._live.wait_room()
 
     def maybe(self, wanted: Probe) -> BoolColumn:
         """For each hash whether an entry or a batch in flight may have it; while `is_ready`."""

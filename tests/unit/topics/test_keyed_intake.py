@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.errors import AlreadyExists, InvalidRequest, OutOfRange, Unavailable
+from broker.errors import AlreadyExists, InvalidRequest, OutOfRange, PostdateError, Unavailable
 from broker.jobs.verify import verify_data_dir
 from broker.model import KeySpans, Position, UInt64Column
 from broker.runtime.vfs import Vfs, replace_file
@@ -617,6 +617,82 @@ def test_keys_that_come_faster_than_they_are_sealed_wait() -> None:
         assert None not in await find(node, *names)
 
     run(scenario, seal_after_ms=600_000)
+
+
+def test_keys_that_come_faster_than_they_are_sealed_wait_for_one_seal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next one begins at once, and is not waited for as well."""
+
+    async def scenario(node: Node) -> None:
+        await send(node, "first", after_ms=600_000)
+        keys = node.topic("t").keys._used.keys
+        write, may_write = keys._writer.seal, asyncio.Semaphore(0)
+
+        async def held_write(*arguments: Any) -> Any:
+            await may_write.acquire()
+            return await write(*arguments)
+
+        monkeypatch.setattr(keys._writer, "seal", held_write)
+
+        async def send_all() -> None:
+            for number in range(100):
+                await send(node, f"key{number}", after_ms=600_000)
+
+        sending = asyncio.create_task(send_all())
+        await asyncio.sleep(60)
+        end = node.topic("t").log.end
+        may_write.release()
+        await asyncio.sleep(60)
+        assert keys.counters.seals == 1 and not sending.done()
+        assert node.topic("t").log.end > end  # while the next one is written
+        for _ in range(100):
+            may_write.release()
+        await asyncio.wait_for(sending, 60)
+
+    run(scenario, seal_after_ms=600_000)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_who_waits_for_the_rows_is_told_that_the_topic_is_deleted_or_the_broker_stops(
+    is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of batches would be stuck with it, also for its other topics."""
+
+    async def scenario(node: Node) -> Node:
+        await send(node, "a")
+        await node.checkpoint()
+
+        async def endless(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(TopicLog, "read_rows", endless)
+        node = restarted(node)
+        calls = [asyncio.ensure_future(call) for call in (send(node, "b"), send(node, "c"), find(node, "a"))]
+        await asyncio.sleep(1)
+        assert not any(call.done() for call in calls)
+        if is_deleted:
+            await node.broker.registry.delete_topic("t")
+        else:
+            await node.stop()
+        refusals = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 1)
+        reasons = {refusal.reason for refusal in refusals if isinstance(refusal, PostdateError)}
+        assert reasons == {"TOPIC_NOT_FOUND" if is_deleted else "DRAINING"}
+        return node if is_deleted else restarted(node)
+
+    run(scenario)
+
+
+def test_a_batch_that_is_refused_begins_no_lookup() -> None:
+    async def scenario(node: Node) -> None:
+        await node.produce("t", [Outgoing(b"plain", deliver_after_ms=MINUTE_MS)])
+        topic = node.topic("t")
+        await topic.change_policy(replace(topic.policies.decided, max_pending_messages=1))
+        with pytest.raises(PostdateError):
+            await send(node, "a")
+        assert not topic.keys.is_used
+
+    run(scenario)
 
 
 def test_nothing_is_kept_of_a_topic_without_keys() -> None:
