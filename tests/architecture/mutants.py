@@ -896,7 +896,7 @@ MUTANTS = {
         "broker/rpc/reception.py",
         "(CallKind.PROBE, _PROBES_MAX, probe_turns)",
         "(CallKind.PROBE, _PROBES_MAX, turns)",
-        "tests/wire/test_reception.py::test_a_flood_on_more_connections_than_turns_keeps_nobody_out",
+        "tests/wire/test_reception.py::test_probes_wait_for_no_turn_of_calls",
     ),
     "files that cannot be opened end writing": Mutant(
         "broker/runtime/patience.py",

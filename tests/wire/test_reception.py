@@ -191,6 +191,14 @@ async def test_probes_are_answered_while_others_only_begin_theirs(serve: Serve):
             await healthy(wire)
 
 
+async def test_probes_wait_for_no_turn_of_calls(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reception, "_TURN_SECONDS_MIN", 60.0)  # no call gives its turn up
+    wire = await serve(receiving_bytes_max=2 * REQUEST_BYTES, **SMALL)
+    assert reception.turns_of(wire.broker.config) == 2
+    async with squatting(wire, 1, connections=3):
+        await healthy(wire)
+
+
 @pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", PRODUCE])
 async def test_a_flood_on_more_connections_than_turns_keeps_nobody_out(serve: Serve, path: str):
     wire = await serve(receiving_bytes_max=8 * REQUEST_BYTES, **SMALL)
