@@ -398,7 +398,12 @@ def test_a_fake_peer_is_measured_and_nothing_of_it_is_left(
     folder = tmp_path / "run"
     folder.mkdir()
     limits = runs.Machine(folder, core, core, foreign_max=64, probe_ratio_max=1e9, seconds_max=60.0)
-    take = runs.measure(limits, fake, SCENARIOS[scenario], TINY)
+    try:
+        take = runs.measure(limits, fake, SCENARIOS[scenario], TINY)
+    except BenchmarkFailed as error:
+        if "before the messages were due" not in str(error):  # the machine stood still for a second
+            raise
+        take = runs.measure(limits, fake, SCENARIOS[scenario], TINY)
     assert wanted <= take.figures.keys() and not take.disturbed
     assert take.figures.get("early", 0) == 0
     assert all(take.figures[name] > 0 for name in wanted - {"early", "memory"})
