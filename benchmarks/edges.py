@@ -12,11 +12,9 @@ import base64
 import http.client
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -25,9 +23,8 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from benchmarks import machine
 from benchmarks.client import raw
-from benchmarks.processes import HERE, Broker, Setup, cpu_seconds, environment
+from benchmarks.processes import HERE, Broker, cpu_seconds, environment, own_setup
 from postdate_api.v1 import message_pb2, producer_pb2
 
 TURNS = 6
@@ -86,31 +83,21 @@ class _Way:
 
 
 def main() -> None:
-    build = HERE / "build" / "bench"
-    build.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="edges-", dir=build)).resolve()
-    cores = sorted(os.sched_getaffinity(0))
-    setup = Setup(HERE, folder, broker_core=cores[-2], client_core=cores[-1], quick=False)
-    about = machine.describe(folder, HERE)
-    print(f"{about['date']}, commit {about['commit']}, {about['cpu']}, load {about['load_before']}")
-    token = _access_files(folder)
-    os.sched_setaffinity(0, {setup.client_core})
-    try:
-        with ExitStack() as stack:
-            receiver = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Receiver))
-            threading.Thread(target=receiver.serve_forever, daemon=True).start()
-            stack.callback(receiver.shutdown)
-            brokers = {"plain": stack.enter_context(Broker(setup, "plain"))}
-            for name in ("access", "limits"):
-                flags = (f"--access-file={folder}/{name}.toml", f"--tokens-file={folder}/tokens.toml")
-                brokers[name] = stack.enter_context(Broker(replace(setup, broker_flags=flags), name))
-            url = f"http://127.0.0.1:{receiver.server_port}"
-            for number, (name, env) in enumerate(_SPANS.items()):
-                asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, **env}
-                brokers[name] = stack.enter_context(Broker(setup, f"spans-{number}", env=asked))
-            asyncio.run(_measure(brokers, token))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_setup("edges") as setup, ExitStack() as stack:
+        token = _access_files(setup.folder)
+        os.sched_setaffinity(0, {setup.client_core})
+        receiver = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Receiver))
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        stack.callback(receiver.shutdown)
+        brokers = {"plain": stack.enter_context(Broker(setup, "plain"))}
+        for name in ("access", "limits"):
+            flags = (f"--access-file={setup.folder}/{name}.toml", f"--tokens-file={setup.folder}/tokens.toml")
+            brokers[name] = stack.enter_context(Broker(replace(setup, broker_flags=flags), name))
+        url = f"http://127.0.0.1:{receiver.server_port}"
+        for number, (name, env) in enumerate(_SPANS.items()):
+            asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, **env}
+            brokers[name] = stack.enter_context(Broker(setup, f"spans-{number}", env=asked))
+        asyncio.run(_measure(brokers, token))
 
 
 async def _measure(brokers: dict[str, Broker], token: str) -> None:

@@ -13,11 +13,9 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.processes import HERE, Broker, Client, Setup
+from benchmarks.processes import HERE, Broker, Client, Setup, own_setup
 from benchmarks.scenarios import echo_server
 
 WAYS = ("unary", "stream", "sdk")
@@ -60,27 +58,10 @@ _BARE_PACED = "the same, one a millisecond"
 
 def main() -> int:
     options = _options()
-    build = HERE / "build" / "bench"
-    build.mkdir(parents=True, exist_ok=True)
-    machine.check_folder(build)
-    folder = Path(tempfile.mkdtemp(prefix="lone-", dir=build)).resolve()
-    cores = sorted(os.sched_getaffinity(0))
-    setup = Setup(
-        source=options.source.resolve(),
-        folder=folder,
-        broker_core=cores[-2],
-        client_core=cores[-1],
-        quick=False,
-        broker_flags=("--log-level", "error"),
-    )
-    try:
-        about = machine.describe(folder, setup.source)
-        print(f"{about['date']}, commit {about['commit']}, {about['cpu']}, load {about['load_before']}")
+    with own_setup("lone", options.source.resolve(), ("--log-level", "error")) as setup:
         _measure(setup, options.count, options.turns)
         if options.calls:
             _count_calls(setup)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
 
 import postdate
-from benchmarks import machine
-from benchmarks.processes import HERE, Broker, Setup
+from benchmarks.processes import Broker, own_setup
 
 RATES = (7.5, 50.0, 1_000.0, 20_000.0)
 SECONDS = 10.0
@@ -23,19 +19,9 @@ CONSUMERS = 3
 
 
 def main() -> None:
-    build = HERE / "build" / "bench"
-    build.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="pacing-", dir=build)).resolve()
-    cores = sorted(os.sched_getaffinity(0))
-    setup = Setup(HERE, folder, broker_core=cores[-2], client_core=cores[-1], quick=False)
-    os.sched_setaffinity(0, {setup.client_core})
-    about = machine.describe(folder, HERE)
-    print(f"{about['date']}, commit {about['commit']}, {about['cpu']}, load {about['load_before']}")
-    try:
-        with Broker(setup, "pacing") as broker:
-            asyncio.run(measure(broker.address))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_setup("pacing") as setup, Broker(setup, "pacing") as broker:
+        os.sched_setaffinity(0, {setup.client_core})
+        asyncio.run(measure(broker.address))
 
 
 async def measure(address: str) -> None:

@@ -13,10 +13,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -56,6 +57,22 @@ class Setup:
 
     def seconds(self, full: float) -> float:
         return full / 5 if self.quick else full
+
+
+@contextmanager
+def own_setup(name: str, source: Path = HERE, broker_flags: tuple[str, ...] = ()) -> Iterator[Setup]:
+    """Setup of a program that measures by itself, with a folder that goes at its end; says on what it measures."""
+    build = HERE / "build" / "bench"
+    build.mkdir(parents=True, exist_ok=True)
+    machine.check_folder(build)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=build)).resolve()
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        about = machine.describe(folder, source)
+        print(f"{about['date']}, commit {about['commit']}, {about['cpu']}, load {about['load_before']}")
+        yield Setup(source, folder, cores[-2], cores[-1], quick=False, broker_flags=broker_flags)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def environment(source: Path) -> dict[str, str]:

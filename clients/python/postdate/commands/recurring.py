@@ -356,19 +356,8 @@ def put_all(
             for schedule, expected in zip(schedules, following, strict=True):
                 next_time, is_over = expected, expected is None
                 if not dry_run:
-                    try:
-                        next_time = (await client.recurring.put(topic, schedule)).next_time
-                        is_over = False  # or it was there already
-                    except postdate.PostdateError as error:
-                        is_over = (
-                            error.reason == "NO_OCCURRENCE"
-                        )  # also if it had one when the broker was asked
-                        if not is_over:
-                            done = f"; {counted(len(rows), 'schedule')} before it were put" if rows else ""
-                            raise CommandFailed(
-                                f"{schedule.name}: {describe(error)}{done}",
-                                EXIT_PARTLY if rows else exit_code(error),
-                            ) from error
+                    state = await _put(client, topic, schedule, len(rows))
+                    next_time, is_over = (None, True) if state is None else (state.next_time, False)
                 if is_over:
                     click.echo(f"{schedule.name}: it has no occurrence after now, and is left out", err=True)
                     continue
@@ -396,6 +385,21 @@ async def _following(
             return None
         raise CommandFailed(f"{schedule.name}: {describe(error)}; nothing was put", EXIT_FAILED) from error
     return following.time
+
+
+async def _put(
+    client: postdate.Client, topic: str, schedule: postdate.RecurringSchedule, before_count: int
+) -> postdate.RecurringState | None:
+    """Put a schedule after others; None if it is over, also if it was not when the broker was asked."""
+    try:
+        return await client.recurring.put(topic, schedule)
+    except postdate.PostdateError as error:
+        if error.reason == "NO_OCCURRENCE":
+            return None
+        done = f"; {counted(before_count, 'schedule')} before it were put" if before_count else ""
+        raise CommandFailed(
+            f"{schedule.name}: {describe(error)}{done}", EXIT_PARTLY if before_count else exit_code(error)
+        ) from error
 
 
 def _recurs(schedule: postdate.RecurringSchedule) -> str:
