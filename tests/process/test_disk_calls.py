@@ -117,6 +117,8 @@ async def start(fork_server: ForkServer, tmp_path: Path, trace: Path) -> AsyncIt
         )
         processes.append(BrokerProcess(process))
         if options:
+            # A SIGCONT that came before its own SIGSTOP would be of no use.
+            await until(partial(has_stopped, process.pid), "the process has not stopped itself")
             tracer = await asyncio.create_subprocess_exec(
                 *(need_program("strace"), "-f", "-qq", "-y", "-s", "10000", "-o", str(trace)),
                 *(*options, "-p", str(process.pid)),
@@ -133,9 +135,16 @@ async def start(fork_server: ForkServer, tmp_path: Path, trace: Path) -> AsyncIt
         await tracer.wait()
 
 
+async def has_stopped(pid: int) -> bool:
+    return "State:\tT" in await status_of(pid)
+
+
 async def is_traced(pid: int) -> bool:
-    status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
-    return "TracerPid:\t0\n" not in status
+    return "TracerPid:\t0\n" not in await status_of(pid)
+
+
+async def status_of(pid: int) -> str:
+    return await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
 
 
 def payload(number: int) -> bytes:
