@@ -252,6 +252,7 @@ class BucketSet:
         generation: int,
     ) -> bool:
         """Put what was made of buckets in their place; whether there is anything, and they were still in use."""
+        await self._writer.order_left_out(not_needed)
         merged = None if metadata is None else await self._open(metadata, generation)
         if generation != self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
             return False

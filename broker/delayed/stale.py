@@ -175,7 +175,8 @@ def _by_part(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Iterator[tu
     numbers = low_ids.astype(np.uint64) << _TIME_SHIFT | low_times.astype(np.uint64)
     if not len(parts):
         return
-    if ((entry_ids[1:] > entry_ids[:-1]) & (parts[1:] >= parts[:-1])).all():  # as those of a record rise
+    rise = (parts[1:] > parts[:-1]) | (parts[1:] == parts[:-1]) & (numbers[1:] > numbers[:-1])
+    if rise.all():  # as those of a record, and what a merge left out
         begins = np.flatnonzero(np.diff(parts, prepend=-1))
         for begin, end in pairwise([*begins.tolist(), len(parts)]):
             yield int(parts[begin]), numbers[begin:end]
@@ -198,8 +199,11 @@ def _times_of_part(part: int, numbers: UInt64Column) -> Int64Column:
 
 
 def _by_ledger(rows: DueRows) -> Iterator[tuple[int, DueRows]]:
-    if len(rows) and (rows.ledger_ids == rows.ledger_ids[0]).all():
-        yield int(rows.ledger_ids[0]), rows
+    steps = np.diff(rows.ledger_ids, prepend=-1)
+    if (steps >= 0).all():
+        begins = np.flatnonzero(steps).tolist()
+        for begin, end in pairwise([*begins, len(rows)]):
+            yield int(rows.ledger_ids[begin]), rows.part(slice(begin, end))
         return
     for ledger_id in np.unique(rows.ledger_ids).tolist():
         yield ledger_id, rows.part(np.flatnonzero(rows.ledger_ids == ledger_id))
