@@ -78,12 +78,15 @@ class Reasons:
             self.note({ledger_id: BitMap([entry_id])}, text)
 
     def note(self, entries: Entries, text: str) -> None:
-        """Messages came back for this reason. Costs what is kept, however many came back."""
+        """Messages came back for this reason. Costs what is kept, however many came back.
+
+        The oldest of one call are the first of the topic, as those of a record that is replayed come in that order.
+        """
         self.forget(entries)
         before = self._bytes
         room = REASONS_BYTES_MAX // _size_of(text)
-        for ledger_id, bitmap in entries.items():
-            kept = bitmap[:room]
+        for ledger_id in sorted(entries):
+            kept = entries[ledger_id][:room]
             if not kept:
                 break
             room -= len(kept)

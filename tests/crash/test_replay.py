@@ -18,8 +18,9 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.errors import LimitReached, Refused
-from broker.model import START, Position
+from broker.model import START, Entries, Position
 from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage import records
 from broker.storage.amendments import NONE, AmendmentsImage, encode_amendments
 from broker.storage.manifest import BrokerImage, encode_broker, encode_topic
 from broker.storage.records import Produced, Record, decode_record
@@ -354,6 +355,20 @@ def test_replay_under_other_limits_and_another_clock_gives_the_same_bytes(seed):
         written.append(ledger_files(checkpointed))
     assert written[0]
     assert all(each == written[0] for each in written), "the files of the ledgers depend on the configuration"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_order_in_which_records_hold_their_ledgers_does_not_matter(seed, monkeypatch):
+    """Whoever submits a record gathers its entries in any order, and replays read them in theirs."""
+
+    def backwards(body: memoryview, set_count: int) -> Entries:
+        return dict(reversed(decode_sets(body, set_count).items()))
+
+    vfs, state = record(seed)
+    decode_sets = records._decode_sets
+    monkeypatch.setattr(records, "_decode_sets", backwards)
+    _, replayed = reopen(vfs, RECORDED, START_MS, checkpointed=False)
+    assert replayed == state
 
 
 def test_the_histories_hold_every_kind_of_record():

@@ -49,6 +49,12 @@ def test_the_last_reason_counts_until_the_message_is_settled():
     assert Reasons(memory_of(), kept.texts).texts == kept.texts
 
 
+def test_the_oldest_of_one_nack_are_the_first_of_the_topic_in_whatever_order_it_holds_them():
+    kept = Reasons(memory_of())
+    kept.note({7: BitMap([2, 1]), 3: BitMap([5])}, "a")
+    assert list(kept.texts) == [Position(3, 5), Position(7, 1), Position(7, 2)]
+
+
 @pytest.mark.slow
 def test_the_oldest_reasons_go_when_all_are_too_long():
     kept = Reasons(memory_of())
