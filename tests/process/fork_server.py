@@ -8,6 +8,7 @@ What a command line, a limit or a variable does at the start of the interpreter 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import gc
 import importlib
@@ -25,6 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from broker.runtime.ending import Ending
 
 _ROOT = Path(__file__).parents[2]
 IMPORTED = (
@@ -273,6 +276,8 @@ def _fork_sibling() -> int:
 
 def serve(channel: socket.socket) -> None:
     """Fork each process that is asked for, and tell how it ended, until nobody can ask any more."""
+    ending = Ending()
+    atexit.register(ending.leave)
     for module in (*IMPORTED, *_IMPORTED_TOO):
         importlib.import_module(module)
     gc.collect()
@@ -298,7 +303,8 @@ def serve(channel: socket.socket) -> None:
                 pid = os.fork()
                 if not pid:
                     channel.detach()
-                    _run(**json.loads(message), stderr=stderr, stdout=stdout)
+                    with ending.noted():
+                        _run(**json.loads(message), stderr=stderr, stdout=stdout)
                     return
                 for descriptor in (stderr, *stdout):
                     os.close(descriptor)
