@@ -138,6 +138,10 @@ async def test_pages_of_all_shards_are_shown_without_a_frozen_one_which_they_nam
             assert answer.status == 200
             return await answer.text()
 
+    async def is_indexed() -> bool:  # which is a little after the answer to the producer
+        return "<b>4</b> messages are due in this window" in await page("/timeline")
+
+    await until(is_indexed, "the timeline does not show all that waits")
     pages = {"/timeline": "messages are due in this window", "/scheduled": "messages wait", "/storage": ""}
     for path, counted in pages.items():
         text = await page(path)

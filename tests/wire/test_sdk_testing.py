@@ -175,6 +175,37 @@ async def test_retry_comes_when_its_delay_has_passed(fake, client):
         assert again.attempt == 2
 
 
+@pytest.mark.parametrize("pulled", [False, True])
+async def test_an_advance_passes_after_the_nack_of_a_block_that_raised(fake, client, monkeypatch, pulled):
+    """Nobody awaits that nack; here its record takes long to store."""
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"x")
+
+        async def take_one() -> list[postdate.Message]:
+            return await (client.receive("t", "s") if pulled else subscription.receive_many(timeout=NOW))
+
+        if pulled:
+            await subscription.close()
+        await fake.advance(timedelta(seconds=1))
+        (message,) = await take_one()
+        journal = fake._inside._broker.journal
+        append = journal._log.append
+
+        async def append_slowly(*group):
+            await asyncio.to_thread(time.sleep, 0.2)  # the loop's own timers go by the advanced clock
+            return await append(*group)
+
+        monkeypatch.setattr(
+            journal._log, "append", lambda *group: asyncio.ensure_future(append_slowly(*group))
+        )
+        with pytest.raises(ZeroDivisionError):
+            async with message.processing():
+                1 / 0  # noqa: B018
+        await fake.advance(timedelta(minutes=5))
+        (again,) = await take_one()
+        assert again.attempt == 2
+
+
 async def test_lease_of_what_was_forgotten_ends(fake, client):
     async with client.subscribe("t", "s", lease=timedelta(minutes=1)) as subscription:
         await send(client, b"x")

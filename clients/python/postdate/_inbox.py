@@ -151,11 +151,15 @@ class Inbox:
             self._stream.end_taking()
 
     async def kept(self) -> list[MessageId]:
-        """For `postdate.testing`: all whose leases are kept, once everything has arrived that the broker has sent."""
+        """For `postdate.testing`: all whose leases are kept, once all is confirmed and everything has arrived.
+
+        A nack that nobody awaits, as at the end of `Message.processing`, is one of those that are confirmed.
+        """
         stream = self._stream
         if not stream.settlements.is_connected:
             return []
         self.begin(PERMITS)  # what comes due while a test sets its clock forward has to arrive
+        await stream.settlements.all_confirmed()
         try:
             await stream.hear()
         except PostdateError:

@@ -218,10 +218,13 @@ class Settlements:
 
     async def wait_confirmed(self) -> None:
         """Wait until everything asked for so far is durable, and raise the first failure that nobody waited for."""
-        barriers = self.barriers(asyncio.get_running_loop().create_future)
-        if barriers:
-            await asyncio.wait(barriers)
+        await self.all_confirmed()
         self.raise_faults()
+
+    async def all_confirmed(self) -> None:
+        """Wait until everything asked for so far is durable, or has failed."""
+        if barriers := self.barriers(asyncio.get_running_loop().create_future):
+            await asyncio.wait(barriers)
 
     def connected(self, ids_max: int) -> None:
         """There is a connection. Frames stay within what the broker takes (SETTLEMENT-3); 0 if it does not say."""

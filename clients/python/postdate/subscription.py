@@ -244,7 +244,7 @@ class Subscription:
         self._stream.settlements.raise_faults()
 
     async def kept(self) -> list[MessageId]:
-        """For `postdate.testing`: all whose leases are kept, once everything has arrived that the broker has sent."""
+        """For `postdate.testing`: `inbox.kept`."""
         return await self.inbox.kept()
 
     def _terminated(self) -> None:

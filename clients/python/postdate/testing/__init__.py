@@ -103,8 +103,7 @@ class FakeBroker:
             if ids:
                 kept.append((each.topic, each.name, each.consumer_id, ids))
         for holder in list(pull.holders):
-            ids = holder.kept()
-            if holder.address == self.address and ids:
+            if holder.address == self.address and (ids := await asyncio.wait_for(holder.kept(), _KEPT_S)):
                 kept.append((holder.topic, holder.name, holder.consumer_id, ids))
         return kept
 
