@@ -24,7 +24,6 @@ from postdate_api.v1 import consumer_pb2
 # Half the broker's default is safe for keeping it.
 _ASSUMED_LEASE = timedelta(seconds=15)
 _RENEWALS = 3  # a lease, so that two may fail
-_LOOK_S = 0.0005
 
 holders: WeakSet[PullHolder] = WeakSet()
 """Those of this process, for `postdate.testing`: it has to know what they hold."""
@@ -97,8 +96,9 @@ class PullHolder:
     async def kept(self) -> list[MessageId]:
         """For `postdate.testing`, on any loop: all whose leases are kept, once what nobody waits for is confirmed."""
         for task in list(self._tasks):
-            while not task.done():
-                await asyncio.sleep(_LOOK_S)
+            if not task.done():
+                ended = asyncio.run_coroutine_threadsafe(asyncio.wait([task]), task.get_loop())
+                await asyncio.wrap_future(ended)
         return [message.id for message in list(self._renewers)]
 
     async def _settle_quietly(self, verb: Verb, ids: Sequence[MessageId]) -> None:

@@ -130,10 +130,10 @@ async def test_produce_that_fails_in_part_says_so(broker: FakeBroker, postdate: 
 
 async def test_consume_only_looks(broker: FakeBroker, postdate: Run) -> None:
     await postdate("produce", "t", "--payload", "x")
-    seen = await postdate("consume", "t", "s", "--no-ack", "--idle", "50ms")
+    seen = await postdate("consume", "t", "s", "--no-ack", "--count", "1")
     assert seen.out.endswith(" 7:0 x\n")
     assert broker.topic("t").subscriptions["s"].acked == set()
-    again = await postdate("consume", "t", "s", "--idle", "50ms", "-o", "json")
+    again = await postdate("consume", "t", "s", "--count", "1", "-o", "json")
     assert again.json[0]["attempt"] == 2
 
 

@@ -103,7 +103,10 @@ class FakeBroker:
             if ids:
                 kept.append((each.topic, each.name, each.consumer_id, ids))
         for holder in list(pull.holders):
-            if holder.address == self.address and (ids := await asyncio.wait_for(holder.kept(), _KEPT_S)):
+            if holder.address != self.address:
+                continue
+            ids = await asyncio.wait_for(holder.kept(), _KEPT_S)
+            if ids:
                 kept.append((holder.topic, holder.name, holder.consumer_id, ids))
         return kept
 
