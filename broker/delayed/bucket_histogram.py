@@ -13,6 +13,7 @@ Spread = tuple[Int64Column, Int64Column, Int64Column]
 """First time, last time and count, aligned: entries that lie anywhere between two times."""
 
 _PIECES_MAX = 262_144
+_TIMES_AT_ONCE = 8_192
 
 
 def histogram_of(
@@ -33,8 +34,9 @@ def histogram_of(
     """
     bins = _Bins(floor_ms, start_ms, end_ms, width_ms)
     nothing = np.empty(0, dtype=np.int64)
-    times = np.concatenate([nothing, *exact])
-    totals = np.bincount(bins.of(times[times >= floor_ms]), minlength=bins.count)
+    totals = np.zeros(bins.count, dtype=np.int64)
+    for times in exact:
+        totals += bins.counts_of(times)
     first, last, count = (np.concatenate([nothing, *(columns[i] for columns in spread)]) for i in range(3))
     kept = (last >= floor_ms) & (count > 0)
     first, last, count = first[kept], last[kept], count[kept]
@@ -44,7 +46,7 @@ def histogram_of(
     parted = np.flatnonzero(~is_whole)
     if len(parted):
         _add_parts(totals, bins, first[parted], last[parted], count[parted])
-    totals -= np.bincount(bins.of(gone[gone >= floor_ms]), minlength=bins.count)
+    totals -= bins.counts_of(gone)
     is_sound = bool((totals >= 0).all())
     if not is_sound:  # what is gone did not lie where it was taken to lie: the next bars have it
         sums = np.maximum(np.minimum.accumulate(totals.cumsum()[::-1])[::-1], 0)
@@ -69,6 +71,15 @@ class _Bins:
         bins = (clipped - self._start_ms) // self._width_ms + 1
         bins[times >= self._end_ms] = self.count - 1
         return bins
+
+    def counts_of(self, times: Int64Column) -> Array:
+        """Number of times in each bin, but for those before the floor; some at a time, as new memory costs more than
+        the work."""
+        counts = np.zeros(self.count, dtype=np.int64)
+        for first in range(0, len(times), _TIMES_AT_ONCE):
+            some = times[first : first + _TIMES_AT_ONCE]
+            counts += np.bincount(self.of(some[some >= self._floor_ms]), minlength=self.count)
+        return counts
 
     def between(self, bins: Array, first: Array, last: Array) -> tuple[Array, Array]:
         """Of each entry's span [first, last], where the part in its bin begins and ends."""

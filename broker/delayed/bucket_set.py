@@ -20,7 +20,7 @@ from broker.delayed.bucket_writer import (
 from broker.delayed.lent_buckets import Loan, check_steps, loan_of, not_needed_of
 from broker.delayed.mutable_bucket import MutableBucket
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
-from broker.delayed.stale import AmendmentsOf, StaleRows
+from broker.delayed.stale import AmendmentsOf, LeftOut, StaleRows
 from broker.model import Position
 from broker.runs.gathered import Gathered
 from broker.runs.merging import plan_merge
@@ -148,11 +148,13 @@ class BucketSet:
             new = NewBucket(attempt.run_id, memory.sealed_mark[0], mark[0])
             not_needed = self._not_needed(frozen.ledger_ids)
             metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
+            left_out = await self._prepare_left_out(not_needed)
             sealed = None if metadata is None else await self._open(metadata, generation)
             if generation == self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
                 memory.sealed(mark)
-                self._use_sealed(sealed, not_needed)
+                self._use_sealed(sealed, left_out)
                 attempt.is_used = sealed is not None
+        await self._forget_left_out()
         return not attempt.has_failed
 
     def needs_merge(self, now_ms: int) -> bool:
@@ -169,6 +171,7 @@ class BucketSet:
             not_needed = self._not_needed(_ledgers_of(sources))
             metadata = await self._writer.merge(new, sources, not_needed, self._segment_limits())
             attempt.is_used = await self._use_merged(sources, metadata, not_needed, generation)
+        await self._forget_left_out()
         return not attempt.has_failed
 
     # Those that somebody outside the broker merges; see `lent_buckets`.
@@ -194,6 +197,7 @@ class BucketSet:
                 steps = check_steps(self._storage, loan.sources, loan.buckets, not_needed)
                 metadata = await self._writer.check(steps, rest)
                 attempt.is_used = await self._use_merged(loan.sources, metadata, not_needed, loan.generation)
+        await self._forget_left_out()
         return not attempt.has_failed and loan.generation == self._generation
 
     def _is_lent(self, loan: Loan) -> bool:
@@ -236,11 +240,11 @@ class BucketSet:
                 break
         return bucket
 
-    def _use_sealed(self, sealed: SealedBucket | None, not_needed: NotNeeded) -> None:
+    def _use_sealed(self, sealed: SealedBucket | None, left_out: LeftOut) -> None:
         if sealed is not None:
             sealed.state = BucketState.LIVE
             self.in_use.append(sealed)
-        self._left_out(not_needed, by_merge=False)
+        self._stale.left_out(left_out, self._marks.frontier, self._marks.loaded_end, by_merge=False)
         self._seals.succeeded(sealed.metadata.count if sealed is not None else 0)
         self.drop_spent()
 
@@ -252,11 +256,11 @@ class BucketSet:
         generation: int,
     ) -> bool:
         """Put what was made of buckets in their place; whether there is anything, and they were still in use."""
-        await self._writer.order_left_out(not_needed)
+        left_out = await self._prepare_left_out(not_needed)
         merged = None if metadata is None else await self._open(metadata, generation)
         if generation != self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
             return False
-        self._left_out(not_needed, by_merge=True)
+        self._stale.left_out(left_out, self._marks.frontier, self._marks.loaded_end, by_merge=True)
         at = self.in_use.index(sources[0])
         assert self.in_use[at : at + len(sources)] == list(sources)
         self.in_use[at : at + len(sources)] = [] if merged is None else [merged]
@@ -302,12 +306,11 @@ class BucketSet:
             self._marks.frontier, {key: amended for key, amended in amendments.items() if amended is not None}
         )
 
-    def _left_out(self, not_needed: NotNeeded, *, by_merge: bool) -> None:
-        rows, marks = (
-            (not_needed.left_out, not_needed.doubles),
-            (self._marks.frontier, self._marks.loaded_end),
-        )
-        self._stale.left_out(*rows, *marks, by_merge=by_merge)
+    async def _prepare_left_out(self, not_needed: NotNeeded) -> LeftOut:
+        return await self._writer.left_out(not_needed, self._marks.frontier, self._marks.loaded_end)
+
+    async def _forget_left_out(self) -> None:
+        await self._stale.forget_left_out(lambda: self._marks.frontier)
 
 
 def _ledgers_of(buckets: Sequence[SealedBucket]) -> set[int]:

@@ -56,6 +56,7 @@ def histogram_over(
     exact = [loaded.times_between(floor_ms, NEVER_MS)]
     exact += [bucket.waiting_times(floor_ms, NEVER_MS, loaded_end) for bucket in memory]
     exact += [bucket.window.deliver_at_ms for bucket in buckets]
+    exact.append(stale.leaving_times())
     histogram = histogram_of(
         exact,
         [bucket.unread_spread() for bucket in buckets],

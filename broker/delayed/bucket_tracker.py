@@ -43,7 +43,7 @@ WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -94,10 +94,11 @@ class BucketTracker:
         lead_ms: int = 2_000,
         load_entries_max: int = 65_536,
         looked: SegmentCache | None = None,
+        give_way: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom.
 
-        `looked`: segments that were read for looks, of all topics.
+        `looked`: segments that were read for looks, of all topics. `give_way`: as in `StaleRows`.
         """
         self._storage = storage
         self._looked = SegmentCache(0) if looked is None else looked
@@ -106,7 +107,7 @@ class BucketTracker:
         self._lead_ms = lead_ms
         self._load_entries_max = load_entries_max
         self._loaded = LoadedRows()
-        self._stale = StaleRows(amendments_of)
+        self._stale = StaleRows(amendments_of, give_way)
         self._memory = Gathered(MutableBucket, (START, 0))  # its marks are a position and an lsn
         self.buckets = BucketSet(
             storage,

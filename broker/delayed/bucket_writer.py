@@ -33,9 +33,9 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, key_after, rows_before
+from broker.delayed.due_rows import DueRows, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
-from broker.delayed.stale import is_current
+from broker.delayed.stale import LeftOut, is_current
 from broker.errors import Corrupt
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runs.merging import MergeRuns
@@ -85,12 +85,6 @@ class NotNeeded:
     """Gathers the rows after the frontier that the amendments made stale."""
     doubles: list[DueRows] = field(default_factory=list)
     """Gathers the rows that were there once more."""
-
-    def order_left_out(self) -> None:
-        """Bring what was left out into the order in which `StaleEntries` looks for it: of half a million rows the event
-        loop would stand still for a tenth of a second."""
-        rows = concatenate([NO_DUE_ROWS, *self.left_out])
-        self.left_out[:] = [rows.part(np.lexsort((rows.deliver_at_ms, rows.entry_ids, rows.ledger_ids)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +156,11 @@ class BucketWriter:
         await self._check(metadata, work.kept)
         return metadata
 
-    async def order_left_out(self, not_needed: NotNeeded) -> None:
-        """As `NotNeeded.order_left_out`, in a thread."""
-        await self._in_thread(not_needed.order_left_out)
+    async def left_out(self, not_needed: NotNeeded, frontier: Key, loaded_end: Key) -> LeftOut:
+        """Return what was left out, as the event loop needs it."""
+        return await self._in_thread(
+            lambda: LeftOut(not_needed.left_out, not_needed.doubles, frontier, loaded_end)
+        )
 
     async def _check(self, written: BucketMetadata, kept: Tally) -> None:
         """Read a bucket back; raises Corrupt if anything is not as it should be (WRITER-3)."""

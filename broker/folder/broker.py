@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from pyroaring import BitMap64
 
@@ -536,6 +537,7 @@ class Broker:
             executor=self._index_executor,
             note=self.counters.note_index,
             looked=SegmentCache(self.config.tuning.looked_segment_bytes),
+            give_way=partial(self.foreground.give_way, 0.0),
         )
 
     # -- calls -----------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class IndexServices:
     executor: Executor
     note: NoteIndex
     looked: SegmentCache
+    give_way: Callable[[], Awaitable[None]]  # to whoever is served
 
 
 class TopicIndex:
@@ -112,6 +113,7 @@ class TopicIndex:
                 amendments_of=self._log.amendments_of,
                 policy=bucket_policy(policy),
                 looked=services.looked,
+                give_way=services.give_way,
             )
             upkeep = BucketUpkeep(
                 tracker,

@@ -22,6 +22,7 @@ from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier, TimesReader
 from broker.errors import PostdateError
 from broker.model import Position
+from broker.runtime.steps import run_step
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_files import SnapshotReader
 from broker.testing.mem_vfs import MemVfs
@@ -71,7 +72,12 @@ class BucketMachine(TrackerMachine):
             amendments_of=self.amendments_of,
             policy=self.policy_now,
             load_entries_max=type(self).load_entries_max,
+            give_way=self.give_way,
         )
+
+    async def give_way(self) -> None:
+        """Between two slices of what a seal or merge left out anything may happen."""
+        await run_step(self.executor, lambda: None)
 
     def amendments_of(self, ledger_id: int) -> Amendments | None:
         of_ledger = sorted(entry_id for ledger, entry_id in self.amended if ledger == ledger_id)

@@ -45,7 +45,8 @@ BUCKET_POLICIES = {
 
 
 @pytest.mark.parametrize("name", BUCKET_POLICIES)
-def test_bucket_tracker_behaves_like_a_sorted_list(name: str) -> None:
+def test_bucket_tracker_behaves_like_a_sorted_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.delayed.stale.SLICE_ROWS", 2)
     policy, load_entries_max = BUCKET_POLICIES[name]
     settings_of = {"policy": policy, "load_entries_max": load_entries_max}
     machine = type("Machine", (BucketMachine,), settings_of)

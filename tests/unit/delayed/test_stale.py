@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.delayed.bucket_writer import NotNeeded
-from broker.delayed.due_rows import DueRows
+from broker.delayed import stale, stale_entries
+from broker.delayed.due_rows import DueRows, Key
 from broker.delayed.loaded_rows import LoadedRows
-from broker.delayed.stale import Doubles, StaleEntries, StaleRows
+from broker.delayed.stale import LeftOut, StaleRows
+from broker.delayed.stale_entries import RepeatedRows, StaleEntries
 from broker.storage.amendments import GONE, NONE, Amendments
 from tests.unit.delayed.test_bucket_tracker import HOUR, NOW, SMALL, World
 
@@ -42,22 +46,18 @@ def keys_of(rows: DueRows) -> set[tuple[int, int, int]]:
     return set(found)
 
 
-def test_rows_in_the_order_of_a_merge_are_forgotten_without_being_sorted(monkeypatch):
-    """On the event loop, where half a million of them took a quarter of a second."""
-    borders = [1, 2, (1 << 18) - 1, 1 << 18, (1 << 18) + 1]
-    some = [(entry_id, time) for entry_id in borders for time in (1, 2, 5)]
-    stale, merged = StaleEntries(), NotNeeded((0, 0, 0), {})
-    for ledger_id in (1, 2, 3):
-        stale.add_rows(rows_of(ledger_id, some))
-        merged.left_out.extend((rows_of(ledger_id, some[::2][::-1]), rows_of(ledger_id, some[1::2])))
-    merged.left_out.reverse()
-    merged.order_left_out()
-    (left_out,) = merged.left_out
-    stale.known_among(left_out)  # each part is one block now
-    monkeypatch.setattr(np, "sort", None)
-    monkeypatch.setattr(np, "unique", None)
-    stale.remove_rows(left_out)
-    assert stale.count == 0
+def leave_out(
+    stale: StaleRows,
+    some: list[DueRows],
+    doubles: list[DueRows],
+    frontier: Key,
+    loaded_end: Key,
+    *,
+    by_merge: bool,
+) -> None:
+    """Leave rows out, and forget them to the last slice."""
+    stale.left_out(LeftOut(some, doubles, frontier, loaded_end), frontier, loaded_end, by_merge=by_merge)
+    asyncio.run(stale.forget_left_out(lambda: frontier))
 
 
 @given(steps)
@@ -81,7 +81,8 @@ def test_rows_are_kept_each_once(steps):
             )
     for each in (1, 2, 3):
         left = [(entry_id, time) for ledger_id, entry_id, time in expected if ledger_id == each]
-        assert keys_of(stale.remove(each, *columns_of(left))) == {(each, *row) for row in left}
+        gone, missing = stale.remove(each, *columns_of([*left, (7, 7)]))
+        assert (keys_of(gone), keys_of(missing)) == ({(each, *row) for row in left}, {(each, 7, 7)})
     assert stale.count == 0
 
 
@@ -106,7 +107,7 @@ def test_what_many_steps_add_to_a_ledger_stays_in_few_blocks_of_eight_bytes_a_ro
 
 @given(steps)
 def test_doubles_are_kept_as_often_as_they_were_added(steps):
-    doubles, expected = Doubles(), Counter[tuple[int, int, int]]()
+    doubles, expected = RepeatedRows(), Counter[tuple[int, int, int]]()
     for adds, ledger_id, some in steps:
         ids, times = columns_of(some)
         rows = DueRows(times, np.full(len(ids), ledger_id), ids)
@@ -146,12 +147,15 @@ def test_what_was_taken_before_does_not_become_stale():
     assert stale.entries.times().tolist() == [12]
 
 
-def test_what_a_seal_left_out_counts_on_where_it_was_loaded():
-    """Near holds the row as well, until it is taken."""
+@pytest.mark.parametrize("loaded_end", [(0, 0, 0), (12, 0, 0)])
+def test_what_a_seal_left_out_counts_on_where_it_was_loaded(loaded_end):
+    """Near holds the row as well, until it is taken; also if it was loaded a moment before the seal's end."""
     stale = StaleRows(lambda ledger_id: NONE.cancel(BitMap([5, 6])))
     some = DueRows(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32))
     stale.note(some, (0, 0, 0))
-    stale.left_out([some], [], (0, 0, 0), (12, 0, 0), by_merge=False)
+    stale.left_out(LeftOut([some], [], START, loaded_end), START, (12, 0, 0), by_merge=False)
+    assert stale.surplus == 1
+    asyncio.run(stale.forget_left_out(lambda: START))
     assert stale.entries.times().tolist() == [11]
 
 
@@ -162,7 +166,7 @@ def test_a_row_that_is_added_again_is_not_stale_and_may_be_there_twice():
     stale.revived(1, ids[:1], times[:1])
     assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 1, 2)
     assert sorted(stale.surplus_times().tolist()) == sorted(times.tolist())
-    stale.left_out([], [DueRows(times[:1], np.array([1]), ids[:1])], (0, 0, 0), (0, 0, 0), by_merge=True)
+    leave_out(stale, [], [DueRows(times[:1], np.array([1]), ids[:1])], (0, 0, 0), (0, 0, 0), by_merge=True)
     assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 0, 1)
 
 
@@ -174,7 +178,7 @@ def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_
     stale.revived(1, ids, times)
     stale.note(row, (0, 0, 0))  # moved away again: two rows of it count for nothing
     assert stale.surplus == 2
-    stale.left_out([row, row], [], (0, 0, 0), (0, 0, 0), by_merge=True)
+    leave_out(stale, [row, row], [], (0, 0, 0), (0, 0, 0), by_merge=True)
     assert stale.surplus == 0
 
 
@@ -203,11 +207,11 @@ def test_stale_rows_outweigh_by_those_that_became_so_since_the_last_merge():
     stale.note(row_of((11, 1, 5), (12, 1, 6), (13, 1, 7)), START)
     assert stale.outweigh(2)
     assert not stale.outweigh(3)
-    stale.left_out(
-        [row_of((11, 1, 5))], [], START, START, by_merge=False
+    leave_out(
+        stale, [row_of((11, 1, 5))], [], START, START, by_merge=False
     )  # by a seal: nothing was looked through
     assert (stale.outweigh(1), stale.outweigh(2)) == (True, False)
-    stale.left_out([], [], START, START, by_merge=True)
+    leave_out(stale, [], [], START, START, by_merge=True)
     assert not stale.outweigh(0)
     stale.note(row_of((14, 1, 8)), START)
     assert (stale.outweigh(0), stale.outweigh(1)) == (True, False)
@@ -221,7 +225,7 @@ def test_of_what_was_left_out_of_near_each_row_counts_that_is_stale_by_now_and_w
     stale = StaleRows(lambda ledger_id: amendments)
     some = row_of((10, 1, 5), (11, 1, 6), (12, 1, 8), (13, 1, 7))  # 8 was moved back to where it was
     stale.note(row_of((13, 1, 7)), START)
-    stale.left_out([some], [], (10, 1, 5), (13, 0, 0), by_merge=False)
+    leave_out(stale, [some], [], (10, 1, 5), (13, 0, 0), by_merge=False)
     assert sorted(stale.entries.times().tolist()) == [11]
 
 
@@ -231,7 +235,7 @@ def test_a_row_that_was_loaded_is_still_there_as_often_as_it_was_when_a_seal_has
     stale.note(row, START)
     stale.revived(1, row.entry_ids, row.deliver_at_ms)
     stale.note(row, START)  # moved back, and away again: twice in the index, and stale
-    stale.left_out([row], [], START, (11, 0, 0), by_merge=False)
+    leave_out(stale, [row], [], START, (11, 0, 0), by_merge=False)
     assert (stale.entries.count, stale.doubles.count) == (1, 1)
 
 
@@ -242,7 +246,7 @@ def test_rows_that_were_there_once_more_count_until_they_are_left_out_or_behind_
     stale.revived(1, rows.entry_ids, rows.deliver_at_ms)
     assert (stale.entries.count, stale.doubles.count) == (0, 4)
     # A seal has met two of them: one of these was loaded, so that the loaded rows hold it twice until it is taken.
-    stale.left_out([], [row_of((11, 1, 6), (13, 1, 8))], (11, 0, 0), (12, 0, 0), by_merge=False)
+    leave_out(stale, [], [row_of((11, 1, 6), (13, 1, 8))], (11, 0, 0), (12, 0, 0), by_merge=False)
     assert sorted(stale.doubles.times().tolist()) == [11, 12]
 
 
@@ -271,18 +275,160 @@ async def test_stale_rows_of_buckets_count_for_nothing_however_often_they_are_so
         assert world.tracker.count() == 1
 
 
-async def test_what_a_merge_left_out_comes_in_the_order_in_which_it_is_forgotten(monkeypatch):
-    world = World()
-    world.tracker.buckets.policy = replace(SMALL, max_buckets=1)
-    for first in (0, 6):
+class Slices:
+    """Rows that pass through the sets of stale rows, by step of the event loop; those of a thread do not count."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.rows = [0]
+        self._ends = False
+        self._in_thread = False
+        by_part, make = stale_entries._by_part, LeftOut.__init__
+
+        def counted(entry_ids, times):
+            if not self._in_thread:
+                self.rows[-1] += len(entry_ids)
+            return by_part(entry_ids, times)
+
+        def made(*arguments):
+            self._in_thread = True
+            make(*arguments)
+            self._in_thread = False
+
+        monkeypatch.setattr(stale_entries, "_by_part", counted)
+        monkeypatch.setattr(LeftOut, "__init__", made)
+
+    async def count(self, look: Callable[[], None]) -> None:
+        while not self._ends:
+            look()
+            self.rows.append(0)
+            await asyncio.sleep(0)
+
+    def end(self) -> None:
+        self._ends = True
+
+
+@pytest.mark.parametrize("rows", [40, 400])
+async def test_a_step_of_the_loop_forgets_as_many_rows_however_many_a_merge_left_out_stale_2(
+    monkeypatch, rows
+):
+    monkeypatch.setattr(stale, "SLICE_ROWS", 8)
+    world = World(replace(SMALL, max_buckets=1))
+    for first in (0, rows):
         for ledger_id in (2, 1):
-            world.add(ledger_id, NOW + HOUR + 20 - np.arange(first, first + 6), first)
+            world.add(ledger_id, NOW + HOUR + 2 * rows - np.arange(first, first + rows), first)
         await world.seal()
     for ledger_id in (1, 2):
-        world.amendments[ledger_id] = NONE.cancel(BitMap(range(1, 12, 2)))
-    came: list[DueRows] = []
-    monkeypatch.setattr(StaleRows, "left_out", lambda stale, rows, *_, **__: came.extend(rows))
+        gone = np.arange(1, 2 * rows, 2, dtype=np.uint32)
+        times = np.array([row[0] for row in world.rows if row[1] == ledger_id])[gone]
+        world.amendments[ledger_id] = NONE.cancel(BitMap(gone))
+        world.tracker.remove(ledger_id, gone, times)
+    slices, counts = Slices(monkeypatch), set()
+    looking = asyncio.create_task(slices.count(lambda: counts.add(world.tracker.count())))
     assert await world.tracker.buckets.merge()
-    (left_out,) = came
-    places = list(zip(left_out.ledger_ids.tolist(), left_out.entry_ids.tolist(), strict=True))
-    assert places == [(ledger_id, entry_id) for ledger_id in (1, 2) for entry_id in range(1, 12, 2)]
+    slices.end()
+    await looking
+    assert world.tracker._stale.surplus == 0
+    assert counts == {2 * rows}, "what waits, and no other number in any step (STALE-1)"
+    assert max(slices.rows) == 8
+    assert sum(slices.rows) == 2 * rows
+
+
+def test_what_is_leaving_twice_counts_on_although_the_frontier_has_passed_it_stale_1():
+    stale = StaleRows(lambda ledger_id: GONE)
+    row = row_of((10, 1, 5))
+    stale.note(row, START)
+    stale.revived(1, row.entry_ids, row.deliver_at_ms)
+    stale.note(row, START)
+    stale.left_out(LeftOut([row, row], [], START, START), START, START, by_merge=True)
+    frontier = (11, 0, 0)
+    stale.left_out(LeftOut([], [], frontier, frontier), frontier, frontier, by_merge=False)
+    assert stale.surplus == 0
+    asyncio.run(stale.forget_left_out(lambda: frontier))
+    assert (stale.surplus, stale.entries.count, stale.doubles.count) == (0, 0, 0)
+
+
+async def test_what_is_found_in_a_bucket_is_not_forgotten_with_what_is_leaving_stale_1():
+    world = World()
+    world.add(1, [NOW + HOUR])
+    await world.seal()
+    world.amendments[1] = NONE.cancel(BitMap([0]))
+    await world.restart(world.tracker.buckets.image(), NOW)
+    stale, row = world.tracker._stale, row_of((NOW + HOUR, 1, 0))
+    stale.note(row, START)
+    stale.left_out(LeftOut([row], [], START, START), START, START, by_merge=False)  # there once more
+    await world.tracker.seek_stale()
+    await stale.forget_left_out(lambda: START)
+    assert world.tracker.count() == 0
+
+
+class Held:
+    """Rows that an index holds, each as often as it does, and the times that count."""
+
+    def __init__(self) -> None:
+        self.rows = Counter[tuple[int, int]]()  # (entry, time)
+        self.times: dict[int, int] = {}
+        self.stale = StaleRows(self.amendments_of)
+
+    def amendments_of(self, ledger_id: int) -> Amendments:
+        moved = sorted(self.times)
+        return Amendments(
+            BitMap(entry_id for entry_id, _ in self.rows if entry_id not in self.times),
+            np.array(moved, dtype=np.uint32),
+            np.array([self.times[entry_id] for entry_id in moved], dtype=np.int64),
+            np.ones(len(moved), dtype=np.uint32),
+            np.ones(len(moved), dtype=np.uint64),
+        )
+
+    def move(self, entry_id: int, time: int | None) -> None:
+        before = self.times.pop(entry_id, None)
+        if time is not None:
+            self.times[entry_id] = time
+        if before is not None:
+            self.stale.note(row_of((before, 1, entry_id)), START)
+        if time is not None:
+            self.stale.revived(1, np.array([entry_id], np.uint32), np.array([time]))
+            self.rows[entry_id, time] += 1
+
+    def merge(self) -> None:
+        """Left out: what is stale, and each row but once."""
+        gone: list[DueRows] = []
+        doubles: list[DueRows] = []
+        for (entry_id, time), count in self.rows.items():
+            is_current = self.times.get(entry_id) == time
+            row = row_of((time, 1, entry_id))
+            (doubles if is_current else gone).extend([row] * (count - is_current))
+            self.rows[entry_id, time] = int(is_current)
+        self.stale.left_out(LeftOut(gone, doubles, START, START), START, START, by_merge=True)
+
+    def slice(self) -> None:
+        if self.stale._left_out:
+            self.stale._forget_slice(START)
+
+    def check(self) -> None:
+        assert self.rows.total() - self.stale.surplus == len(self.times)
+        held = Counter(time for _, time in self.rows.elements())
+        held.update(self.stale.leaving_times().tolist())
+        held.subtract(self.stale.surplus_times().tolist())
+        assert held == Counter(self.times.values()), "by time, as bars of a histogram count"
+
+
+moves = st.tuples(st.integers(0, 2), st.none() | st.integers(1, 2))
+
+
+@given(st.lists(st.one_of(moves, st.just("merge"), st.just("slice")), max_size=40))
+def test_what_counts_for_nothing_is_known_between_slices_whatever_is_moved_meanwhile_stale_1(steps):
+    held = Held()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stale, "SLICE_ROWS", 1)
+        for step in steps:
+            match step:
+                case "merge":
+                    held.merge()
+                case "slice":
+                    held.slice()
+                case (entry_id, time) if time is None or held.times.get(entry_id) != time:
+                    held.move(entry_id, time)
+            held.check()
+    while held.stale._left_out:
+        held.slice()
+    held.check()
