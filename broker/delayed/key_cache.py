@@ -1,6 +1,6 @@
-"""Cache of filters and fences of all key runs, bounded in bytes.
+"""Cache of what is read of all key runs: filters and fences, bounded in bytes, and open files, bounded in number.
 
-What was used last stays. Nothing in here is needed: what is missing is read again.
+What was used last stays. Nothing in here is needed: what is missing is read, or opened, again.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from collections import OrderedDict
 
 from broker.storage.key_filter import KeyFilter
 from broker.storage.key_run import Fences
+from broker.storage.key_run_files import KeyRunReader
 
 _Part = KeyFilter | Fences
 _Key = tuple[int, int, type[_Part]]  # topic_id, run_id, which of both: neither id is ever used again
 
+OPEN_RUNS = 16
+"""Files that stay open; they are among those for which descriptors are spared."""
+
 
 class KeyCache:
-    """Filters and fences of runs by topic and run; at most `bytes_max` of them."""
+    """Filters and fences of runs by topic and run, at most `bytes_max` of them; and files, for reads of what is in
+    memory."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._parts: OrderedDict[_Key, _Part] = OrderedDict()
         self._bytes = 0
+        self._readers: OrderedDict[tuple[int, int], KeyRunReader] = OrderedDict()
 
     @property
     def memory_bytes(self) -> int:
@@ -50,8 +56,34 @@ class KeyCache:
             _, oldest = self._parts.popitem(last=False)
             self._bytes -= oldest.memory_bytes
 
+    def reader_of(self, topic_id: int, run_id: int) -> KeyRunReader | None:
+        """Return an open file of a run, for the event loop, and until it awaits something."""
+        reader = self._readers.get((topic_id, run_id))
+        if reader is not None:
+            self._readers.move_to_end((topic_id, run_id))
+        return reader
+
+    def put_reader(self, topic_id: int, run_id: int, reader: KeyRunReader) -> None:
+        """Keep a file open, in the place of the one not used for the longest time."""
+        self.close_reader(topic_id, run_id)
+        self._readers[topic_id, run_id] = reader
+        if len(self._readers) > OPEN_RUNS:
+            self.close_reader(*next(iter(self._readers)))
+
+    def close_reader(self, topic_id: int, run_id: int) -> None:
+        """Nobody looks into a run any more, or not here."""
+        reader = self._readers.pop((topic_id, run_id), None)
+        if reader is not None:
+            reader.close()
+
+    def close_topic(self, topic_id: int) -> None:
+        """A topic is not served any more."""
+        for key in [key for key in self._readers if key[0] == topic_id]:
+            self.close_reader(*key)
+
     def drop(self, topic_id: int, run_id: int) -> None:
         """A run is gone."""
+        self.close_reader(topic_id, run_id)
         for kind in (KeyFilter, Fences):
             self._drop((topic_id, run_id, kind))
 

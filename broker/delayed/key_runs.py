@@ -6,7 +6,9 @@ folder, one row of ids.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from broker.delayed.key_cache import KeyCache
 from broker.errors import PostdateError
@@ -17,6 +19,8 @@ from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, jo
 from broker.storage.key_run_files import KeyRunReader
 
 _FIND_BLOCKS = 64  # read in one call of a thread, so that others have their turn
+_FEW_WARM = 4
+"""Up to so many blocks are read on the loop where they are in memory: a hop to a thread and back costs more."""
 _RUN_BYTES = 600  # of a run's own objects, about
 
 
@@ -45,11 +49,17 @@ class KeyRuns:
         self.cache = cache
         self.topic_id = files.storage.topic_id
         self.block_reads = 0
+        self._is_closed = False
 
     def delete(self, run: KeyRun) -> None:
         run.is_gone = True
         self.cache.drop(self.topic_id, run.run_id)
         self.files.delete([run.run_id])
+
+    def close(self) -> None:
+        """The topic is not served any more."""
+        self._is_closed = True
+        self.cache.close_topic(self.topic_id)
 
     def memory_bytes(self, runs: Sequence[KeyRun]) -> int:
         cached = sum(self.cache.bytes_of(self.topic_id, run.run_id) for run in runs)
@@ -90,9 +100,33 @@ class KeyRuns:
     async def _find(
         self, run: KeyRun, fences: Fences, blocks: Sequence[int], hashes: UInt64Column
     ) -> KeyColumns:
+        if len(blocks) <= _FEW_WARM:
+            reader = await self._reader_of(run)
+            if reader is not None:
+                found = reader.find_nowait(run.header, fences, blocks, hashes)
+                if found is not None:
+                    return found
         return await self.storage.read(
             run.run_id, lambda reader: reader.find(run.header, fences, blocks, hashes)
         )
+
+    async def _reader_of(self, run: KeyRun) -> KeyRunReader | None:
+        """Return the open file of a run; None if it is of no use any more."""
+        if (reader := self.cache.reader_of(self.topic_id, run.run_id)) is not None:
+            return reader
+        opening = asyncio.ensure_future(self.storage.open(run.run_id))
+        # Also if whoever waits is cancelled: nobody else would close it.
+        opening.add_done_callback(partial(self._opened, run))
+        await asyncio.shield(opening)
+        return self.cache.reader_of(self.topic_id, run.run_id)
+
+    def _opened(self, run: KeyRun, opening: asyncio.Future[KeyRunReader]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        if run.is_gone or self._is_closed:
+            opening.result().close()
+        else:
+            self.cache.put_reader(self.topic_id, run.run_id, opening.result())
 
     async def _passing(self, run: KeyRun, wanted: Probe) -> UInt64Column:
         """The hashes that may be in a run."""

@@ -338,6 +338,10 @@ class ScheduleKeys:
                     run.is_merging = False
         return not attempt.has_failed
 
+    def close(self) -> None:
+        """Look nothing up any more: the topic is not served."""
+        self.lookup.close()
+
     # How runs come and go.
 
     def _replace(

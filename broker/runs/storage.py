@@ -85,6 +85,10 @@ class RunStorage(Generic[Reader]):
         """Blocks. Raises Corrupt, Unavailable."""
         return self._kind.open(self._vfs, self.path(run_id), self.topic_id, run_id)
 
+    async def open(self, run_id: int) -> Reader:
+        """Open a run in a thread, for somebody who closes it. Raises Corrupt, Unavailable."""
+        return await self._run(lambda: self.open_reader(run_id))
+
     async def read(self, run_id: int, call: Callable[[Reader], T]) -> T:
         """Open a run and ask something of its reader, in a thread."""
 
@@ -184,6 +188,10 @@ class RunFile:
         """At most `length` bytes; fewer only at the end of the file."""
         with disk_errors(f"a {self._noun}", "read", self.path):
             return self._file.pread(length, offset)
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        """As `pread`, for the event loop: None unless all of it is in memory."""
+        return self._file.pread_nowait(length, offset)
 
     def check(self, topic_id: int, run_id: int, file_bytes: int, offset: int) -> None:
         """Raises Corrupt unless it is the run that its name says, and has this size; `offset` of the ids."""

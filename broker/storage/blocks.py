@@ -48,7 +48,7 @@ PACKED = "packed"
 VERSION = 1
 SPARSE_VERSION = 2
 
-_GAP_BYTES = 32 * 1024  # reading this much in vain costs less than a second read, which may wait for the loop
+_GAP_BYTES = 12 * 1024  # so much in vain costs less than a second read, which may wait for the loop
 _RUN_BYTES = 128 * 1024  # one read is at most this, plus one item: larger buffers cost a page fault a page
 _EQUAL_COUNT = 16
 

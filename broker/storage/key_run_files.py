@@ -199,17 +199,30 @@ class KeyRunReader:
         """The entries with one of some rising hashes in some blocks."""
         parts = [NO_KEYS]
         for block in blocks:
-            keys = _read_blocks(self._file, header, fences, block, block + 1)
-            low, high = (
-                np.searchsorted(hashes, keys.hashes[0]),
-                np.searchsorted(hashes, keys.hashes[-1], "right"),
-            )
-            here = hashes[low:high]
-            starts = np.searchsorted(keys.hashes, here, side="left").tolist()
-            ends = np.searchsorted(keys.hashes, here, side="right").tolist()
-            bounds = zip(starts, ends, strict=True)
-            parts += [keys.part(slice(start, end)) for start, end in bounds if start < end]
+            parts += _with_hashes(_read_blocks(self._file, header, fences, block, block + 1), hashes)
         return join_keys(parts)
+
+    def find_nowait(
+        self, header: KeyRunHeader, fences: Fences, blocks: Sequence[int], hashes: UInt64Column
+    ) -> KeyColumns | None:
+        """As `find`, for the event loop: None unless the blocks are in memory. Raises Corrupt."""
+        parts = [NO_KEYS]
+        for block in blocks:
+            data = self._file.pread_nowait(int(fences.lengths[block]), int(fences.offsets[block]))
+            if data is None:
+                return None
+            parts += _with_hashes(decode_block(data, header, fences, block, self._file.path), hashes)
+        return join_keys(parts)
+
+
+def _with_hashes(keys: KeyColumns, hashes: UInt64Column) -> list[KeyColumns]:
+    """The entries of a block with some of the rising hashes."""
+    low, high = np.searchsorted(hashes, keys.hashes[0]), np.searchsorted(hashes, keys.hashes[-1], "right")
+    here = hashes[low:high]
+    starts = np.searchsorted(keys.hashes, here, side="left").tolist()
+    ends = np.searchsorted(keys.hashes, here, side="right").tolist()
+    bounds = zip(starts, ends, strict=True)
+    return [keys.part(slice(start, end)) for start, end in bounds if start < end]
 
 
 class _Bytes(Protocol):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from google_crc32c import value
 
 from broker.errors import Corrupt, DamagedMessage
-from broker.model import Array, RowColumn, UInt32Column
+from broker.model import Array, Int64Column, RowColumn, UInt32Column
 from broker.runtime.vfs import File
 from broker.storage.blocks import (
     BLOCK_ROWS,
@@ -127,19 +127,8 @@ class CheckedColumn:
         if len(entry_ids) <= FEW_READS:
             offsets = [HEADER_BYTES + entry_id * itemsize for entry_id in entry_ids.tolist()]
             return np.frombuffer(b"".join([read_exactly(file, itemsize, at) for at in offsets]), self._dtype)
-        ids = entry_ids.astype(np.int64)
-        firsts = split_runs(ids * itemsize, (ids + 1) * itemsize)
-        ends = np.append(firsts[1:], len(ids))
-        run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
-        places = ids - np.repeat(run_ids, ends - firsts)
-        parts = []
-        runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
-        for low, high, run_id, run_end in runs:
-            part = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
-            if run_end - run_id > high - low:
-                part = np.frombuffer(part, self._dtype).take(places[low:high]).tobytes()
-            parts.append(part)
-        return np.frombuffer(b"".join(parts), self._dtype)
+        places = HEADER_BYTES + entry_ids.astype(np.int64) * itemsize
+        return np.frombuffer(read_items(file, places, itemsize), self._dtype)
 
     def place(self, file: Readable, row: int) -> int:
         """See `Column`."""
@@ -236,6 +225,27 @@ def frames_within(rows: RowColumn, bytes_max: int) -> int:
 def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
     """Return which frames are not those their rows were made for."""
     return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
+
+
+def read_items(file: Readable, places: Int64Column, size: int) -> bytes:
+    """Items of one size at rising places, side by side: neighbours with one read, so that a few bytes in vain save a
+    call."""
+    if not size:
+        return b""
+    firsts = split_runs(places, places + size)
+    bounds = [*firsts.tolist(), len(places)]
+    begins: list[int] = places[firsts].tolist()
+    lasts: list[int] = places[[*(firsts[1:] - 1), -1]].tolist()
+    parts = []
+    for run, (begin, last) in enumerate(zip(begins, lasts, strict=True)):
+        part = read_exactly(file, last + size - begin, begin)
+        low, high = bounds[run], bounds[run + 1]
+        if len(part) > (high - low) * size:
+            # Items from every byte on, of which some are taken.
+            items = np.ndarray((len(part) - size + 1,), f"V{size}", part, strides=(1,))
+            part = items[places[low:high] - begin].tobytes()
+        parts.append(part)
+    return b"".join(parts)
 
 
 def read_exactly(file: Readable, length: int, offset: int) -> bytes:

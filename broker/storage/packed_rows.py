@@ -25,7 +25,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from operator import and_
 from typing import Any, NamedTuple
 
@@ -36,7 +35,15 @@ from google_crc32c import extend, value
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, ROW, Array, RowColumn, UInt32Column
 from broker.storage.blocks import BLOCK_ROWS, HEADER_BYTES, LedgerCapture, block_count
-from broker.storage.ledger_reads import FEW_READS, RESTORE, CheckedColumn, Column, Readable, read_exactly
+from broker.storage.ledger_reads import (
+    FEW_READS,
+    RESTORE,
+    CheckedColumn,
+    Column,
+    Readable,
+    read_exactly,
+    read_items,
+)
 
 ITEM_BYTES = 64
 PACKED_TRAILER_BYTES = 24
@@ -58,6 +65,8 @@ _ITEM = np.dtype(
         ("zero", "u1", (3,)),
     ]
 )
+_BASES = np.dtype({"names": ["base"], "formats": [f"V{ROW.itemsize}"], "itemsize": ITEM_BYTES})
+_WIDTHS_ITEM = np.dtype(f"V{len(_FIELDS)}")
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WIDTHS = (0, *_CODES)
 _BASE = struct.Struct("<" + "".join(_CODES[size] for size in _SIZES))
@@ -283,30 +292,26 @@ class PackedColumn:
         directory = self._load(file)
         if len(entry_ids) <= FEW_READS:
             return self._read_few(file, directory, entry_ids.tolist())
-        indexes = entry_ids % BLOCK_ROWS
-        starts = np.flatnonzero(np.diff(entry_ids // BLOCK_ROWS, prepend=-1))
-        blocks = (entry_ids[starts] // BLOCK_ROWS).tolist()
-        counts = np.diff(starts, append=len(entry_ids))
-        rows = directory.bases(blocks, counts.tolist())
-        steps = np.array([directory.step(block) for block in blocks], np.uint32)
+        ids = entry_ids.astype(np.int64)
+        blocks, indexes = np.divmod(ids, BLOCK_ROWS)
+        if 0 in self._verified:
+            for block in np.unique(blocks).tolist():
+                if not self._verified[block]:
+                    self._verify(file, directory, block)
+        items = np.frombuffer(directory.items, _ITEM)
+        rows = np.frombuffer(directory.items, _BASES)["base"][blocks].view(ROW)
         offsets = rows["offset"]
-        offsets += np.repeat(steps, counts) * indexes
-        bounds = [*starts.tolist(), len(entry_ids)]
-        firsts = indexes[starts].tolist()
-        lasts = indexes[[*(starts[1:] - 1), len(entry_ids) - 1]].tolist()
-        contents = []
-        for at, (block, first, last) in enumerate(zip(blocks, firsts, lasts, strict=True)):
-            # One read a block: what lies between its rows are few bytes.
-            content = self._read(file, directory, block, first, last - first + 1)
-            low, high = bounds[at], bounds[at + 1]
-            if last - first + 1 > high - low and (size := directory.narrow[block].size):
-                content = np.frombuffer(content, f"V{size}")[indexes[low:high] - first].tobytes()
-            contents.append(content)
-        # Nearly all blocks have rows of one kind, which are added at once.
-        for same, some in groupby(range(len(blocks)), lambda at: directory.narrow[blocks[at]]):
-            ats = list(some)
-            part = rows[bounds[ats[0]] : bounds[ats[-1] + 1]]
-            _add(part, same, b"".join(contents[ats[0] : ats[-1] + 1]))
+        offsets += (items["step"][blocks] * indexes).astype(np.uint32)
+        starts = np.frombuffer(directory.starts, np.int64)[blocks]
+        kinds: list[bytes] = items["widths"][blocks].view(_WIDTHS_ITEM).ravel().tolist()
+        distinct = list(dict.fromkeys(kinds))  # nearly always one
+        for kind in distinct:
+            narrow = _narrow(kind)
+            at = slice(None) if len(distinct) == 1 else np.flatnonzero([each == kind for each in kinds])
+            some = rows[at]  # a copy, if they are not all
+            _add(some, narrow, read_items(file, starts[at] + indexes[at] * narrow.size, narrow.size))
+            if len(distinct) > 1:
+                rows[at] = some
         rows.flags.writeable = False
         return rows
 
@@ -336,15 +341,20 @@ class PackedColumn:
         return np.frombuffer(b"".join(rows), ROW)
 
     def _read(self, file: Readable, directory: Directory, block: int, index: int, count: int) -> bytes:
-        """The bytes of some rows of a block, which was verified."""
+        """The bytes of some rows of a block, verified."""
         start, stride = directory.starts[block], directory.narrow[block].size
         if self._verified[block]:
             return read_exactly(file, count * stride, start + index * stride)
+        return self._verify(file, directory, block)[index * stride : (index + count) * stride]
+
+    def _verify(self, file: Readable, directory: Directory, block: int) -> bytes:
+        """The bytes of a block, which is verified from now on (PACK-3)."""
+        start = directory.starts[block]
         content = read_exactly(file, directory.starts[block + 1] - start, start)
         if value(content) != directory.crc(block):
             raise Corrupt("rows of a ledger are damaged", path=file.path, offset=start, advice=RESTORE)
         self._verified[block] = 1
-        return content[index * stride : (index + count) * stride]
+        return content
 
 
 def _parts(first: int, count: int) -> Iterator[tuple[int, int, int]]:

@@ -99,6 +99,7 @@ class KeyUpkeep:
         self.remembered.stop()
         self._reading.cancel()
         self._sealing.stop()
+        self.keys.close()
 
     async def wait_ready(self) -> None:
         """Return once `is_ready`; raises Unavailable if rows cannot be read, which is tried again, or are not any

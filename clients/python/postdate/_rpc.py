@@ -46,6 +46,8 @@ from postdate_api.v1 import (
 
 _log = logging.getLogger("postdate")
 
+_TURNS_TO_SEND = 2
+"""Turns of the loop after which a call that finds its connection has been given to gRPC."""
 _CALL_TIMEOUT_S = 30.0
 _ASK_S = 2.0  # one node for its cluster
 _COUNT_S = 1.0  # for a new stream, while it is asked how many shards there are
@@ -302,21 +304,50 @@ class Rpc:
         page_size: int,
         limit: int | None = None,
     ) -> AsyncIterator[RowT]:
-        """The rows that `read` finds in each page of a call that lists, as the iteration goes on; at most `limit`."""
+        """The rows that `read` finds in each page of a call that lists, as the iteration goes on; at most `limit`.
+
+        From the second page on, the next one is asked for while the rows of one are taken.
+        """
         if limit is not None and limit < 0:
             raise ValueError("limit is negative")
-        left = limit
-        while left is None or left > 0:
-            request.page_size = page_size if left is None else min(page_size, left)
-            response = await self.call(method, request)
-            rows = read(response)[:left]
-            for row in rows:
-                yield row
-            if left is not None:
-                left -= len(rows)
-            if not response.next_page_token:
-                return
-            request.page_token = response.next_page_token
+        left, is_first = limit, True
+        ahead: asyncio.Task[Any] | None = None
+        try:
+            while left is None or left > 0:
+                request.page_size = page_size if left is None else min(page_size, left)
+                response = await self._page(method, request, ahead)
+                rows = read(response)[:left]
+                if left is not None:
+                    left -= len(rows)
+                request.page_token = response.next_page_token
+                if request.page_token and left != 0 and not is_first:
+                    ahead = await self._ask_ahead(method, request)
+                for row in rows:
+                    yield row
+                if not request.page_token:
+                    return
+                is_first = False
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    async def _ask_ahead(self, method: UnaryMethod[Any, Any], request: Any) -> asyncio.Task[Any]:
+        """A call that is on its way: whoever takes the rows of a page in one go lets nothing else run meanwhile."""
+        asking = asyncio.create_task(self.call(method, request))
+        self.keep(asking)
+        for _ in range(_TURNS_TO_SEND):
+            await asyncio.sleep(0)
+        return asking
+
+    async def _page(
+        self, method: UnaryMethod[Any, Any], request: Any, ahead: asyncio.Task[Any] | None
+    ) -> Any:
+        """The answer to a call that lists, which may have been asked for ahead."""
+        if ahead is None or (ahead.done() and (ahead.cancelled() or ahead.exception() is not None)):
+            return await self.call(method, request)  # what failed while rows were taken may go well now
+        await asyncio.wait({ahead})
+        self._check_open()  # which ends what is on its way
+        return ahead.result()
 
     async def _call(
         self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, wait_s: float, *, once: bool

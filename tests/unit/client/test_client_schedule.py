@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -78,6 +79,95 @@ async def test_list_goes_through_all_pages_in_due_order(
     assert [each.id.entry_id async for each in client.schedule.list("t", limit=3)] == [0, 1, 2]
     assert [each.page_size for each in asked(broker, schedule_pb2.ListScheduledRequest)[-2:]] == [3, 1]
     assert [each async for each in client.schedule.list("t", key_prefix="x")] == []
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+async def taken(rows: Any, count: int) -> list[int]:
+    return [(await anext(rows)).id.entry_id for _ in range(count)]
+
+
+async def test_from_the_second_page_on_the_next_one_is_asked_for_while_rows_are_taken(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    rows = client.schedule.list("t")
+    assert await taken(rows, 2) == [0, 1]
+    assert len(asked(broker, schedule_pb2.ListScheduledRequest)) == 1
+    assert await taken(rows, 1) == [2]
+    await until(lambda: len(asked(broker, schedule_pb2.ListScheduledRequest)) == 3)
+    assert await taken(rows, 2) == [3, 4]
+    with pytest.raises(StopAsyncIteration):
+        await anext(rows)
+    requests = asked(broker, schedule_pb2.ListScheduledRequest)
+    assert [(each.page_token, each.page_size) for each in requests] == [
+        ("", 1_000),
+        ("2", 1_000),
+        ("4", 1_000),
+    ]
+
+
+@pytest.fixture
+def pages(client: postdate.Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens of the pages that were asked for; that of token 4 never comes."""
+    tokens: list[str] = []
+    method = client._rpc.schedule.ListScheduled
+
+    def noting(request: Any, **arguments: Any) -> Any:
+        tokens.append(request.page_token)
+        return asyncio.Future() if request.page_token == "4" else method(request, **arguments)
+
+    monkeypatch.setattr(client._rpc, "schedule", SimpleNamespace(ListScheduled=noting))
+    return tokens
+
+
+async def test_a_page_is_asked_for_before_rows_are_taken_by_a_loop_that_never_waits(
+    client: postdate.Client, pending: datetime, pages: list[str]
+) -> None:
+    await taken(client.schedule.list("t"), 3)
+    assert pages == ["", "2", "4"]  # and nothing was awaited since the third row
+
+
+async def test_no_page_is_asked_for_that_the_limit_leaves_out(
+    client: postdate.Client, pending: datetime, pages: list[str]
+) -> None:
+    assert await taken(client.schedule.list("t", limit=4), 4) == [0, 1, 2, 3]
+    assert pages == ["", "2"]
+
+
+async def test_a_page_asked_for_ahead_in_vain_is_asked_for_once_more(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    rows = client.schedule.list("t")
+    assert await taken(rows, 2) == [0, 1]
+    broker.knobs.schedule_errors.extend((None, UNAVAILABLE))
+    assert await taken(rows, 1) == [2]
+    await until(lambda: len(asked(broker, schedule_pb2.ListScheduledRequest)) == 3)
+    await until(lambda: not client._rpc._keeping)
+    assert await taken(rows, 2) == [3, 4]
+
+
+async def test_the_page_after_those_of_a_list_that_is_left_is_not_waited_for(
+    client: postdate.Client, pending: datetime, pages: list[str]
+) -> None:
+    rows = client.schedule.list("t")
+    await taken(rows, 3)
+    assert client._rpc._keeping
+    await rows.aclose()  # type: ignore[attr-defined]
+    await until(lambda: not client._rpc._keeping)
+
+
+async def test_a_list_of_a_client_that_is_closed_says_so(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    rows = client.schedule.list("t")
+    await taken(rows, 4)
+    await client.close()
+    with pytest.raises(postdate.Closed):
+        await anext(rows)
 
 
 async def test_counts_come_in_bars(broker: FakeBroker, client: postdate.Client, pending: datetime) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from broker.delayed.key_cache import KeyCache
+from broker.delayed.key_cache import OPEN_RUNS, KeyCache
 from broker.delayed.keys_in_flight import KeysInFlight
 from broker.delayed.recent_keys import RecentKeys
 from broker.delayed.schedule_keys import KeyImage, KeyLimits
@@ -365,6 +365,107 @@ def test_the_cache_keeps_what_was_used_last_and_no_more_than_it_may() -> None:
     assert [key[1] for key in parts] == [1, 3]
     cache.put(2, 1, Part(100))  # type: ignore[arg-type]
     assert [key[:2] for key in parts] == [(2, 1)] and cache.memory_bytes == 100
+
+
+# Files that stay open
+
+
+def open_runs(topic: Topic) -> set[int]:
+    runs = topic.keys.image().run_ids + topic.keys.image().deleted_ids
+    return {run_id for run_id in runs if topic.cache.reader_of(TOPIC_ID, run_id) is not None}
+
+
+async def finds(topic: Topic, value: int) -> asyncio.Task[dict[int, list[Position]]]:
+    """A look that has come as far as it can."""
+    finding = asyncio.create_task(topic.keys.find(column([value])))
+    await spin()
+    return finding
+
+
+async def test_a_key_in_a_block_in_memory_is_found_without_a_thread_once_its_file_is_open() -> None:
+    topic = await sealed([5, 5], [6])
+    await topic.check([5])
+    topic.executor.hold = True  # type: ignore[attr-defined]
+    finding = await finds(topic, 5)
+    assert finding.done() and finding.result() == {5: topic.log.owed(5)}
+    assert topic.executor.waiting_count == 0  # type: ignore[attr-defined]
+    assert open_runs(topic) == {1}
+
+
+async def test_a_block_that_is_not_in_memory_is_read_in_a_thread() -> None:
+    topic = await sealed([5])
+    await topic.check([5])
+    topic.vfs.faults.add(Fault("read", error=errno.EIO))
+    with pytest.raises(Unavailable):
+        await topic.keys.find(column([5]))
+    await topic.check([5])
+
+
+async def test_a_damaged_block_in_memory_is_told_as_ever() -> None:
+    topic = await sealed([5])
+    await topic.check([5])
+    path = topic.keys.lookup.storage.path(1)
+    topic.vfs.open(path).pwrite([bytes(8)], 112)
+    with pytest.raises(Corrupt):
+        await topic.keys.find(column([5]))
+
+
+async def test_the_file_of_a_run_that_goes_is_closed() -> None:
+    topic = await sealed([5], [6])
+    await topic.check([5, 6])
+    assert open_runs(topic) == {1, 2}
+    reader = topic.cache.reader_of(TOPIC_ID, 1)
+    topic.keys.limits = ONE_RUN
+    assert await topic.keys.merge()
+    assert not open_runs(topic)
+    with pytest.raises(Unavailable):
+        reader.read_fences(topic.keys._runs[0].header)  # type: ignore[union-attr]
+    await topic.check([5, 6])
+
+
+async def test_the_files_of_a_topic_that_is_stopped_are_closed_those_being_opened_too() -> None:
+    topic = await sealed([5], [6])
+    await topic.check([5])
+    topic.executor.hold = True  # type: ignore[attr-defined]
+    finding = await finds(topic, 6)
+    topic.keys.close()
+    topic.executor.hold = False  # type: ignore[attr-defined]
+    topic.executor.work()  # type: ignore[attr-defined]
+    assert await finding == {6: topic.log.owed(6)}
+    assert not open_runs(topic)
+
+
+async def test_whoever_is_cancelled_while_a_file_is_opened_leaves_it_to_the_next() -> None:
+    topic = await sealed([5])
+    run = topic.keys._runs[0]
+    topic.keys.lookup.keep(run, await topic.keys.lookup._fences_of(run))
+    topic.executor.hold = True  # type: ignore[attr-defined]
+    finding = await finds(topic, 5)
+    finding.cancel()
+    await spin()
+    topic.executor.work()  # type: ignore[attr-defined]
+    await spin()
+    assert finding.cancelled() and open_runs(topic) == {1}
+
+
+def test_no_more_files_stay_open_than_may_and_those_used_last() -> None:
+    class Reader:
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    cache = KeyCache(100)
+    readers = [Reader() for _ in range(OPEN_RUNS + 1)]
+    for run_id, reader in enumerate(readers[:-1]):
+        cache.put_reader(1, run_id, reader)  # type: ignore[arg-type]
+    assert cache.reader_of(1, 0) is not None
+    cache.put_reader(2, 0, readers[-1])  # type: ignore[arg-type]
+    assert [reader.is_closed for reader in readers] == [False, True, *[False] * (OPEN_RUNS - 1)]
+    cache.put_reader(2, 0, Reader())  # type: ignore[arg-type]
+    assert readers[-1].is_closed and cache.reader_of(1, 1) is None
+    cache.close_topic(1)
+    assert all(reader.is_closed for reader in readers) and cache.reader_of(2, 0) is not None
 
 
 def kept_filters(topic: Topic) -> int:

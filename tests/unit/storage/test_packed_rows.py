@@ -84,6 +84,14 @@ KINDS_OF_ROWS: dict[str, tuple[float, Callable[[int], RowColumn]]] = {
         13,
         lambda count: rows_of(count, schedule_hash=np.random.default_rng(3).integers(0, 1 << 63, count)),
     ),
+    "keys in every other block": (
+        9,
+        lambda count: rows_of(
+            count,
+            key_hash=np.random.default_rng(2).integers(0, 1 << 32, count)
+            * (np.arange(count) // BLOCK_ROWS % 2),
+        ),
+    ),
     "times to live": (
         9,
         lambda count: rows_of(
@@ -121,6 +129,17 @@ def test_pack_1_every_row_is_read_as_it_was_in_every_way(kind: str, count: int):
         assert not read.flags.writeable
     assert len(column.read(file, 0, 0)) == 0
     assert not column.read(file, 0, count).flags.writeable
+
+
+def test_rows_that_lie_scattered_are_read_one_by_one_and_neighbours_together():
+    rows = rows_of(BLOCK_ROWS * 20)
+    file = packed(rows)
+    column = PackedColumn(len(rows), len(file.content))
+    column.read(file, 0, len(rows))
+    file.reads.clear()
+    some = ids([5 + BLOCK_ROWS * block for block in range(20)] + [BLOCK_ROWS * 19 + 7])
+    assert column.read_at(file, some).tobytes() == rows[some].tobytes()
+    assert file.reads == [5] * 19 + [15]
 
 
 @pytest.mark.slow
