@@ -30,7 +30,7 @@ shared=(--dist loadfile --no-loadscope-reorder -o console_output_style=classic)
 case $depth in
     # What it tells of at its end is to be marked `slow`.
     fast)
-        exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" "${shared[@]}" --durations=10 --durations-min=0.2 \
+        exec "${pytest[@]}" -n "${TEST_PROCESSES:-$(($(nproc) + 1))}" "${shared[@]}" --durations=10 --durations-min=0.2 \
             tests/unit tests/model
         ;;
     # Much of it is a compiler that works or a worker that waits.

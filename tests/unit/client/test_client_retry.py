@@ -59,6 +59,7 @@ class Patient(random.Random):
         return 3_600 / 0.05
 
 
+@pytest.mark.slow
 async def test_what_has_given_up_closes_at_once():
     retry_for = timedelta(seconds=FOR_S)
     async with postdate.connect(NOBODY, retry_for=retry_for, rng=Patient()) as client:

@@ -209,6 +209,7 @@ async def test_one_message_is_cancelled_or_moved_with_a_definite_answer(
     assert (await client.schedule.get("t", schedule_key="order-2")).revision == 2
 
 
+@pytest.mark.slow
 async def test_send_now_delivers_at_once(client: postdate.Client, pending: datetime) -> None:
     async with client.subscribe("t", "s") as subscription:
         assert (await anext(subscription)).payload == b"due"

@@ -475,6 +475,7 @@ async def test_cancelled_consumer_ends_at_once(broker: FakeBroker, client: postd
         await task
 
 
+@pytest.mark.slow
 async def test_close_while_the_broker_is_away_says_what_is_not_confirmed() -> None:
     fake = FakeBroker()
     address = await fake.start()

@@ -304,6 +304,7 @@ async def test_groups_are_read_in_order_however_they_arrive(store: FaultyStore) 
     assert bodies(log, 20) == expected[18:]
 
 
+@pytest.mark.slow
 async def test_an_owner_that_opens_its_folder_repeats_reads_that_fail_in_passing(store: FaultyStore) -> None:
     """Else it ends, and nobody owns the shard until it has started anew and has waited for a lease."""
     log = await open_object_log(store)

@@ -185,6 +185,7 @@ def test_shares_are_counted_as_a_counter_counts_them():
             assert oldest is next(place for place in held if place.peer == oldest.peer)
 
 
+@pytest.mark.slow
 async def test_what_arrived_for_calls_that_are_ended_is_bounded_too():
     """A call has its message, as far as it came, until it is gone; that takes longer where the broker has much to do."""
     places = make_places(200)
