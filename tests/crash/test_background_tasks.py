@@ -63,7 +63,7 @@ TASKS = {
     # by the name as it stands in the code, with * for what differs
     "journal": Row(ENDS),  # at `close`, or at a failure that it tells of itself
     "ledger tails": Row(LASTS, {"Ledger.flush": Kind.DISK, "Broker._make_topic_folders": Kind.DISK}),
-    "checkpoints": Row(LASTS, CHECKPOINT),
+    "checkpoints": Row(LASTS, {**CHECKPOINT, "Journal.shrink": Kind.DISK}),
     "disk space": Row(LASTS),
     "reclaim": Row(
         LASTS,
