@@ -585,6 +585,18 @@ class Broker:
                 topic.counters.refused_batches += 1
             raise
 
+    async def submit_together(self, topic_name: str, batch: Batch) -> Accepted | None:
+        """As `submit_batch`, with what several requests have; None, and nothing is stored, if each is for itself.
+
+        That is so if one of them may be refused, or begin a topic or a ledger. What refuses all of them is not counted:
+        they will be tried one by one.
+        """
+        if batch.schedule_keys is not None:
+            return None
+        await self._wait_produce()
+        topic = self.registry.by_name.get(topic_name)
+        return None if topic is None or topic.begins_ledger(batch) else topic.submit(batch)
+
     async def _accept(self, topic_name: str, batch: Batch, *, replace: bool) -> Accepted:
         await self._wait_produce()
         if topic_name not in self.registry.by_name:

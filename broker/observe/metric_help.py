@@ -60,7 +60,7 @@ HELP: dict[str, str] = {
     "subscription_paced": "1 if ready messages wait for pacing.",
     "produced_messages": "Messages stored.",
     "produced_bytes": "Bytes of the messages stored.",
-    "produced_batches": "Produce requests stored.",
+    "produced_batches": "Batches stored: a produce request each, or small requests of a stream together.",
     "cancelled_messages": "Messages cancelled before they were delivered, including replaced ones.",
     "moved_messages": "Messages whose delivery time was changed, counted at each change.",
     "duplicate_batches": (

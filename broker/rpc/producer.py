@@ -1,16 +1,19 @@
-"""ProducerService: one batch a call, or batch after batch on a stream."""
+"""ProducerService: one batch a call, or request after request on a stream; small ones may become a batch together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import grpc
 
 from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
+from broker.observe import spans
 from broker.rpc.answer_ownership import refusal_as_owner
 from broker.rpc.audit_trail import CONTEXT, note_created
 from broker.rpc.call_span import CallSpan, begin_span
@@ -18,6 +21,7 @@ from broker.rpc.caller import CALLER, Caller, creating
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
 from broker.rpc.decode import DecodedProduce, ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
+from broker.rpc.gathered_requests import GatheredBytes, GatheredRequests, put_together
 from broker.rpc.status import Context, to_status
 from broker.runtime.ownership import ownership_lost
 from broker.storage.message_fields import tag_of
@@ -29,6 +33,8 @@ SERVICE = "postdate.v1.ProducerService"
 
 _IN_FLIGHT_MAX = 256
 """Batches of one stream that wait for the disk; beyond it the stream is not read."""
+_APART_MAX = 16
+"""Times that what has gathered is taken request by request, after a time when it could not be taken together."""
 _JOINED_BYTES = 1 << 10
 """Of answers in one message, besides the last of them: some forty. More of them would gain little and hold the loop."""
 
@@ -56,7 +62,18 @@ class _Pending:
             self.refusal = failure
 
 
+class _Stream:
+    """A produce stream."""
+
+    def __init__(self, gathered: GatheredRequests, caller: Caller | None) -> None:
+        self.gathered = gathered
+        self.caller = caller
+        self.pending: asyncio.Queue[_Pending] = asyncio.Queue(_IN_FLIGHT_MAX)
+        self.apart = 0  # times that what has gathered is taken request by request yet
+
+
 _ANSWERS_HEAD = bytes((tag_of("answers", producer_pb2.ProduceResponse),))
+_A = TypeVar("_A", Accepted, Accepted | None)
 _END = _Pending(0)
 """Behind the last request of a stream."""
 
@@ -66,6 +83,7 @@ class ProducerService:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._gathered = GatheredBytes()
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -87,27 +105,61 @@ class ProducerService:
 
     async def _produce_stream(self, _: object, context: Context) -> None:
         CONTEXT.set(context)
-        # Requests are read and accepted by one task and answered by another, so that the next batch gathers
-        # while this one is on its way to the disk.
-        pending: asyncio.Queue[_Pending] = asyncio.Queue(_IN_FLIGHT_MAX)
+        # Requests are read and accepted by one task and answered by another, so that the next ones gather while those
+        # before are on their way to the disk; what has gathered then is accepted by a third.
+        stream = _Stream(GatheredRequests(self._gathered), CALLER.get())
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read_requests(context, pending))
-                tasks.create_task(self._write_answers(context, pending))
+                accepting = tasks.create_task(self._accept_released(stream))
+                tasks.create_task(self._read_requests(context, stream, accepting))
+                tasks.create_task(self._write_answers(context, stream.pending))
         except ExceptionGroup as failures:
             await refuse_as_owner(self._broker, context, failures.exceptions[0])
+        finally:
+            stream.gathered.take()  # and give up what nobody answers any more
 
-    async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending]) -> None:
-        caller = CALLER.get()
-        if caller is None:
+    async def _read_requests(self, context: Context, stream: _Stream, accepting: asyncio.Task[None]) -> None:
+        gathered = stream.gathered
+        if stream.caller is None:
             while (raw := await context.read()) is not END_OF_STREAM:
-                await pending.put(await self._accept(raw, None, begin_span("Produce", None)))
+                gathered.add(raw)
                 del raw  # or it would be held until the next one has come
+                if not gathered.may_wait:
+                    await self._accept_gathered(stream)
         else:
-            async for raw in _read_while_welcome(context, caller):
-                await pending.put(await self._accept(raw, caller, begin_span("Produce", None)))
+            async for raw in _read_while_welcome(context, stream.caller):
+                gathered.add(raw)
                 del raw
-        await pending.put(_END)
+                if not gathered.may_wait:
+                    await self._accept_gathered(stream)
+        await self._accept_gathered(stream)
+        accepting.cancel()
+        await stream.pending.put(_END)
+
+    async def _accept_released(self, stream: _Stream) -> None:
+        while True:
+            await stream.gathered.wait_released()
+            await self._accept_gathered(stream)
+
+    async def _accept_gathered(self, stream: _Stream) -> None:
+        """Accept what has gathered, as one batch if that can be."""
+        gathered, pending = stream.gathered, stream.pending
+        async with gathered.turn:
+            requests = gathered.take()
+            if len(requests) > 1 and not stream.apart:
+                if together := await self._accept_together(requests, stream.caller):
+                    gathered.submitted(together[0].accepted)
+                    for each in together:
+                        await pending.put(each)
+                    return
+                stream.apart = _APART_MAX
+            elif stream.apart:
+                stream.apart -= 1
+            requests.reverse()
+            while requests:
+                each = await self._accept(requests.pop(), stream.caller, begin_span("Produce", None))
+                gathered.submitted(each.accepted)
+                await pending.put(each)
 
     async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending]) -> None:
         """Answer in order. What has been decided when an answer is written goes with it, if both requests take that."""
@@ -152,10 +204,8 @@ class ProducerService:
             request = decode_produce(raw, self._broker.config, envelope)
             if span is not None:
                 span.note_batch(request.batch)
-            if caller is None:
-                pending.accepted = await self._submit(request)
-            else:
-                pending.accepted = await self._submit_limited(request, caller)
+            submit = partial(self._submit, request)
+            pending.accepted = await (submit() if caller is None else self._limited(request, caller, submit))
             if span is not None:
                 span.note_submitted()
         except asyncio.CancelledError:
@@ -166,6 +216,28 @@ class ProducerService:
             pending.refusal = error
         return pending
 
+    async def _accept_together(self, requests: Sequence[bytes], caller: Caller | None) -> list[_Pending]:
+        """Accept requests as one batch; nothing is stored or returned if each is to be accepted by itself."""
+        if spans.tracing is not None:  # each has a span of its own
+            return []
+        try:
+            if (together := put_together(requests)) is None:
+                return []
+            if caller is not None:
+                caller.check_batch(together.envelope)
+            request = decode_produce(together.raw, self._broker.config, together.envelope)
+            submit = partial(self._broker.submit_together, request.topic, request.batch)
+            accepted = await (submit() if caller is None else self._limited(request, caller, submit))
+        except PostdateError as error:
+            forget_frames(error)
+            return []
+        if accepted is None:
+            return []
+        return [
+            _Pending(of_one.request_id, part, may_join=of_one.join_answers)
+            for of_one, part in zip(together.of_each, accepted.parts(together.counts), strict=True)
+        ]
+
     async def _submit(self, request: DecodedProduce) -> Accepted:
         is_new = request.topic not in self._broker.registry.by_name
         try:
@@ -174,12 +246,15 @@ class ProducerService:
             if is_new and request.topic in self._broker.registry.by_name:
                 note_created(self._broker, request.topic)
 
-    async def _submit_limited(self, request: DecodedProduce, caller: Caller) -> Accepted:
+    async def _limited(
+        self, request: DecodedProduce, caller: Caller, submit: Callable[[], Awaitable[_A]]
+    ) -> _A:
+        """Count a batch against the caller's limits while it is submitted. Raises LimitReached before that."""
         batch = request.batch
         taken = caller.take(request.topic, batch.count, len(batch.frames))
         try:
             with creating(self._broker, request.topic):
-                accepted = await self._submit(request)
+                accepted = await submit()
         except PostdateError:
             if taken is not None:
                 taken.refused()
@@ -188,8 +263,10 @@ class ProducerService:
             if taken is not None:
                 taken.ended()
             raise
-        if taken is not None:
+        if taken is not None and accepted is not None:
             taken.accepted(accepted)
+        elif taken is not None:
+            taken.refused()
         return accepted
 
     def _refusal_as_owner(self, answer: _Pending) -> Exception | None:

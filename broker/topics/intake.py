@@ -33,6 +33,17 @@ class Accepted:
         """Return whether some of the ids are of messages stored before."""
         return any(id_range.duplicate for id_range in self.ids)
 
+    def parts(self, counts: Iterable[int]) -> list[Accepted]:
+        """Return it as parts of so many messages, in order, of a batch without repeats."""
+        (whole,) = self.ids
+        parts, first = [], whole.first_entry_id
+        for count in counts:
+            ids = (IdRange(whole.ledger_id, first, count),)
+            parts.append(Accepted(ids, self.publish_time_ms, self.durable))
+            first += count
+        assert first == whole.first_entry_id + whole.count
+        return parts
+
 
 class Intake:
     """One topic's, for batches that are `is_examined`: `look` before one is submitted, `reserve` after it.

@@ -67,7 +67,7 @@ from broker.topics.intake import Accepted, Intake, is_examined
 from broker.topics.key_services import KeyServices
 from broker.topics.keyed_intake import KeyedIntake
 from broker.topics.ledgers import Ledgers
-from broker.topics.plan import plan_produced
+from broker.topics.plan import must_roll, plan_produced
 from broker.topics.policies import subscription_services, without_delay_limits
 from broker.topics.producers import DedupMemory, Producers
 from broker.topics.recurring import TopicRecurring
@@ -345,6 +345,10 @@ class Topic:
             self.intake.reserve(record, policy, durable)
             ids = ids if look is None else look.ids(ids[0])
         return Accepted(ids, now_ms, durable)
+
+    def begins_ledger(self, batch: Batch) -> bool:
+        """Return whether a batch that is accepted now is the first of its ledger."""
+        return must_roll(batch, self.ledgers.end, self._services.clock.now_ms(), self.policy)
 
     def fresh_part(self, batch: Batch) -> tuple[Batch | None, Int64Column | None]:
         """See `TakingTopic`."""
