@@ -55,6 +55,11 @@ _THREAD_SWITCH_SECONDS = 0.0005
 """Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
 
 
+_ACCEPTED_APART = (producer.SERVICE, consumer.SERVICE)
+"""Services each of whose methods has a queue of its own for calls that have arrived. gRPC takes one call of a queue in
+some four rounds of the event loop: a message behind a hundred calls that create topics would wait for all of these."""
+
+
 SPARE_DESCRIPTORS = 32
 """Kept for files; a checkpoint and the other threads have about as many of their own open at a time."""
 
@@ -302,6 +307,9 @@ class Server:
     def _add_services(self) -> None:
         server = self._port.server
         for name, handlers in self._handlers.items():
+            if name in _ACCEPTED_APART:
+                server.add_registered_method_handlers(name, handlers)
+                continue
             handler = grpc.method_handlers_generic_handler(name, handlers)
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

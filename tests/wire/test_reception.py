@@ -53,6 +53,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PRODUCE = "/postdate.v1.ProducerService/Produce"
 STREAMS_OF_CONNECTION = 250
 REQUEST_BYTES = 1 << 20
+CALLS_BEFORE = 200
 SMALL = {"request_bytes_max": REQUEST_BYTES, "payload_bytes_max": 1 << 16}
 
 
@@ -369,3 +370,21 @@ async def test_a_request_of_empty_messages_is_refused_unparsed(wire: Wire):
     await stream.write(raw)
     answer = producer_pb2.ProduceResponse.FromString(await within(stream.read()))
     assert (answer.error.code, answer.request_id) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], 0)
+
+
+async def test_a_message_is_not_accepted_behind_hundreds_of_calls_of_other_services(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    accepted: list[str] = []
+    intercept = reception.Reception.intercept_service
+
+    async def note(self: reception.Reception, continuation: Any, details: Any) -> Any:
+        accepted.append(details.method)
+        return await intercept(self, continuation, details)
+
+    monkeypatch.setattr(reception.Reception, "intercept_service", note)
+    looks = [asyncio.ensure_future(wire.topic_names()) for _ in range(CALLS_BEFORE)]
+    await within(wire.produce("t", b"x"))
+    await within(asyncio.gather(*looks))
+    assert len(accepted) == CALLS_BEFORE + 1
+    assert accepted.index(PRODUCE) < CALLS_BEFORE // 4
