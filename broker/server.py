@@ -308,7 +308,8 @@ class Server:
         server = self._port.server
         for name, handlers in self._handlers.items():
             if name in _ACCEPTED_APART:
-                server.add_registered_method_handlers(name, handlers)
+                # The type stubs do not know it.
+                server.add_registered_method_handlers(name, handlers)  # type: ignore[attr-defined]
                 continue
             handler = grpc.method_handlers_generic_handler(name, handlers)
             server.add_generic_rpc_handlers((handler,))
