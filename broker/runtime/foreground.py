@@ -28,11 +28,16 @@ class Foreground:
 
     async def give_way(self, worked_seconds: float) -> None:
         """Wait until nobody is served, some milliseconds at most; if somebody was lately, rest as long as it worked."""
-        now = asyncio.get_running_loop().time
+        if await self._pause() or asyncio.get_running_loop().time() >= self._expected_until:
+            return
+        await asyncio.sleep(min(max(worked_seconds, _PAUSE_SECONDS), _PAUSE_SECONDS * _PAUSES_MAX))
+        await self._pause()  # for who came while it rested
+
+    async def _pause(self) -> bool:
+        """Wait while somebody is served; returns whether somebody was."""
         pauses = 0
         while pauses < _PAUSES_MAX and (self.calls or self._is_writing()):
-            self._expected_until = now() + _RECENTLY_SECONDS
+            self._expected_until = asyncio.get_running_loop().time() + _RECENTLY_SECONDS
             pauses += 1
             await asyncio.sleep(_PAUSE_SECONDS)
-        if not pauses and now() < self._expected_until:
-            await asyncio.sleep(min(max(worked_seconds, _PAUSE_SECONDS), _PAUSE_SECONDS * _PAUSES_MAX))
+        return pauses > 0

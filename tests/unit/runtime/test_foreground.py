@@ -60,6 +60,21 @@ def test_after_a_call_steps_take_half_of_the_time_for_a_while(worked_s: float, r
     assert 0.04 < len(rests) * (rests_s + 0.004) < 0.07
 
 
+def test_a_step_waits_for_a_call_that_came_while_it_rested() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> float:
+        foreground = Foreground(lambda: False)
+        foreground.calls = 1
+        await foreground.give_way(0.0)
+        foreground.calls = 0
+        loop.call_later(0.002, setattr, foreground, "calls", 1)
+        loop.call_later(0.0065, setattr, foreground, "calls", 0)
+        begin = loop.time()
+        await foreground.give_way(0.004)
+        return loop.time() - begin
+
+    assert 0.0065 <= run_sim(scenario, 1) < 0.008
+
+
 def test_a_step_waits_for_a_record_of_somebody_that_is_being_written() -> None:
     beside, alone = run(Foreground(lambda: True))
     assert beside >= 0.005
