@@ -56,6 +56,9 @@ BACKFILL_MAX = 1_000
 _BATCH_MESSAGES = 256
 _BATCH_BYTES = 1 << 20
 _RETRY_MS = 1_000
+_SLICE_MS = 0.5
+"""Time of the loop that is taken at once to find what is next: an occurrence that has come due goes through several
+rounds of the loop beside it until it is with its consumer."""
 _STALE_MAX = 1_000
 """Entries of the heap beyond one a schedule, before it is made anew."""
 
@@ -272,7 +275,7 @@ class RecurringSchedules:
     async def _store_held(
         self, topic: Topic, names: list[str], held: list[str], done: asyncio.Future[None]
     ) -> int:
-        budget = YieldBudget(self._clock)
+        budget = YieldBudget(self._clock, _SLICE_MS)
         batch, steps = OccurrenceBatch(), []
         looked = dropped = 0
         messages_max = 1 if topic.topic_id in self._refused else _BATCH_MESSAGES

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -18,6 +19,8 @@ from broker.storage.recurring_values import Definition, OverdueRuns, RecurringRu
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
+from broker.topics import recurring_schedules
+from broker.topics.recurrence import plan_due
 from broker.topics.schedule_values import Cancel, DueRange, Move
 from postdate_api.v1 import message_pb2
 from tests.harness import Inbox, Node, Outgoing, small_config
@@ -466,6 +469,36 @@ def test_many_schedules_move_on_by_few_records() -> None:
         assert len(node.broker.recurring._heap) == 400
 
     run(scenario, ledger_max_entries=1_000, journal_group_bytes_max=1 << 20)
+
+
+def test_what_has_come_due_waits_for_few_schedules_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = [0]  # by step of the event loop
+
+    async def count_steps() -> None:
+        while sum(planned) < 20:
+            planned.append(0)
+            await asyncio.sleep(0)
+
+    counting: list[asyncio.Task[None]] = []
+
+    def counted(*arguments: Any) -> Any:
+        if not counting:
+            counting.append(asyncio.create_task(count_steps()))
+        planned[-1] += 1
+        return plan_due(*arguments)
+
+    async def scenario(node: Node, clock: SimClock) -> None:
+        for number in range(20):
+            await put(node, f"schedule-{number:02}", SECONDS)
+        await asyncio.sleep(1.5)
+        monkeypatch.setattr(recurring_schedules, "plan_due", counted)
+        monotonic_ns = clock.monotonic_ns
+        monkeypatch.setattr(clock, "monotonic_ns", lambda: monotonic_ns() + 200_000 * sum(planned))
+        await asyncio.sleep(1)
+        assert sum(planned) >= 20
+        assert max(planned) == 3, "of 0.2 ms each"
+
+    run(scenario)
 
 
 def test_metrics_count_what_is_stored_and_what_is_left_out() -> None:
