@@ -209,9 +209,20 @@ def test_what_would_not_fit_into_a_ledger_together_is_taken_one_by_one(monkeypat
     assert [ids[0][1] for _, ids, *_ in answers] == [*range(8), *range(4)]
 
 
-def any_request(rng: random.Random, number: int) -> Any:
+def test_a_schedule_key_that_comes_twice_is_refused_once(monkeypatch: pytest.MonkeyPatch):
+    keys = ["", "", "", "a", "b", "a", ""]
+    requests = [
+        request(number, b"x", schedule_key=key, deliver_after_ms=1_000) for number, key in enumerate(keys)
+    ]
+    answers, payloads, _ = outcome(requests)
+    assert (answers, payloads) == one_by_one(monkeypatch, requests)[:2]
+    assert [bool(ids) for _, ids, *_ in answers] == [True] * 5 + [False, True]
+
+
+def any_request(rng: random.Random, number: int, odd: Sequence[int]) -> Any:
+    """Return a request, one of ten of an odd kind."""
     payloads = [b"%d.%d" % (number, index) for index in range(rng.randint(1, 4))]
-    match rng.randrange(24):
+    match rng.choice(odd) if not rng.randrange(10) else None:
         case 0:
             return request(number, *payloads, topic="others")
         case 1:
@@ -240,13 +251,14 @@ def any_request(rng: random.Random, number: int) -> Any:
             return request(number, *payloads)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_gathers_is_answered_and_stored_as_if_each_were_taken_alone(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ):
     monkeypatch.setattr(producer, "_APART_MAX", seed % 3)
     rng = random.Random(seed)
-    requests = [any_request(rng, number) for number in range(1, 61)]
+    odd = rng.sample(range(11), 2)  # of all of them at once nothing would be taken together
+    requests = [any_request(rng, number, odd) for number in range(1, 61)]
     settings = {"payload_bytes_max": 4_000, "ledger_entries": rng.choice((8, 50, 1_000))}
     answers, payloads, records = outcome(requests, **settings)
     alone = one_by_one(monkeypatch, requests, **settings)
