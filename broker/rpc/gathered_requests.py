@@ -2,7 +2,7 @@
 
 To decode, plan, write and apply a request costs about as much for ten messages as for a hundred. So small requests of
 one stream that need no look at each become one batch: one record, whose ids are parts of one range. A request that
-comes while fewer than `_RECORDS_MAX` records of its stream are on their way never waits.
+comes while fewer than `_UNDER_WAY` of its stream are on their way never waits.
 
 Invariants:
   TOGETHER-1  Requests are taken in the order in which they came, each once.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from broker.rpc.decode import ProduceEnvelope, read_envelope
@@ -22,8 +23,9 @@ from broker.runtime.signal import Signal
 from broker.settings import KIB, MIB
 from broker.topics.intake import Accepted
 
-_RECORDS_MAX = 2
-"""One that the disk works on, and one that is ready when it has done so."""
+_UNDER_WAY = 2
+"""Whoever has fewer on their way may wait for each. What comes beyond that gathers while one record is written: more
+records at once would hold fewer requests each."""
 _REQUESTS_MAX = 16
 _STREAM_BYTES_MAX = 64 * KIB
 ALL_BYTES_MAX = 16 * MIB
@@ -46,14 +48,14 @@ class GatheredRequests:
         self._of_all = of_all
         self._requests: list[bytes] = []
         self._size = 0
-        self._records = 0  # on their way
+        self._under_way = 0  # requests
         self._released = Signal()
 
     @property
     def may_wait(self) -> bool:
         """Return whether what has gathered, if anything, is to wait for more."""
         return not self._requests or not (
-            self._records < _RECORDS_MAX
+            self._under_way < _UNDER_WAY
             or len(self._requests) >= _REQUESTS_MAX
             or self._size >= _STREAM_BYTES_MAX
             or self._of_all.held >= self._of_all.bytes_max
@@ -72,19 +74,19 @@ class GatheredRequests:
         self._size = 0
         return taken
 
-    def submitted(self, accepted: Accepted | None) -> None:
-        """Note a record of the stream that is on its way to the disk; None: it was refused."""
+    def submitted(self, accepted: Accepted | None, count: int = 1) -> None:
+        """Note the record of so many requests, which is on its way to the disk; None: it was refused."""
         if accepted is not None and not accepted.durable.done():
-            self._records += 1
-            accepted.durable.add_done_callback(self._stored)
+            self._under_way += count
+            accepted.durable.add_done_callback(partial(self._stored, count))
 
     async def wait_released(self) -> None:
         """Return once a record is stored and what has gathered may wait no longer."""
         self._released.clear()
         await self._released.wait()
 
-    def _stored(self, _: asyncio.Future[None]) -> None:
-        self._records -= 1
+    def _stored(self, count: int, _: asyncio.Future[None]) -> None:
+        self._under_way -= count
         if not self.may_wait:
             self._released.set()
 

@@ -148,7 +148,7 @@ class ProducerService:
             requests = gathered.take()
             if len(requests) > 1 and not stream.apart:
                 if together := await self._accept_together(requests, stream.caller):
-                    gathered.submitted(together[0].accepted)
+                    gathered.submitted(together[0].accepted, len(together))
                     for each in together:
                         await pending.put(each)
                     return

@@ -20,7 +20,7 @@ from postdate_api.v1 import message_pb2, producer_pb2
 from tests.harness import EARLIEST, Node, small_config
 from tests.unit.rpc.call_world import Edge
 
-REQUESTS_MAX, BYTES_MAX, RECORDS_MAX = 16, 64 * 1024, 2
+REQUESTS_MAX, BYTES_MAX, UNDER_WAY = 16, 64 * 1024, 2
 
 
 def request(number: int, *payloads: bytes, topic: str = "orders", **fields: Any) -> Any:
@@ -35,7 +35,7 @@ def accepted() -> Accepted:
     return Accepted((IdRange(1, 0, 1),), 0, asyncio.get_running_loop().create_future())
 
 
-async def test_what_comes_while_records_are_on_their_way_waits_until_one_is_stored():
+async def test_what_comes_while_two_requests_are_on_their_way_waits_until_one_is_stored():
     gathered = GatheredRequests(GatheredBytes())
     records = []
     for raw in (b"first", b"second"):
@@ -58,9 +58,19 @@ async def test_what_comes_while_records_are_on_their_way_waits_until_one_is_stor
     assert gathered.may_wait  # for there is nothing
 
 
+async def test_what_comes_while_requests_are_on_their_way_together_waits_until_they_are_stored():
+    gathered = GatheredRequests(GatheredBytes())
+    gathered.submitted(together := accepted(), 5)
+    gathered.add(b"x")
+    assert gathered.may_wait
+    together.durable.set_result(None)
+    await asyncio.sleep(0)
+    assert not gathered.may_wait
+
+
 async def test_a_record_that_failed_is_on_its_way_no_more():
     gathered = GatheredRequests(GatheredBytes())
-    records = [accepted() for _ in range(RECORDS_MAX)]
+    records = [accepted() for _ in range(UNDER_WAY)]
     for record in records:
         gathered.submitted(record)
     gathered.add(b"x")
@@ -75,7 +85,7 @@ async def test_a_record_that_failed_is_on_its_way_no_more():
 async def test_a_stream_holds_a_bounded_number_of_requests_and_bytes(size: int):
     of_all = GatheredBytes()
     gathered = GatheredRequests(of_all)
-    for _ in range(RECORDS_MAX):
+    for _ in range(UNDER_WAY):
         gathered.submitted(accepted())
     count = 0
     while gathered.may_wait:
@@ -93,7 +103,7 @@ async def test_all_streams_together_hold_a_bounded_number_of_bytes():
     of_all = GatheredBytes(bytes_max=100)
     streams = [GatheredRequests(of_all) for _ in range(3)]
     for stream in streams:
-        for _ in range(RECORDS_MAX):
+        for _ in range(UNDER_WAY):
             stream.submitted(accepted())
     streams[0].add(bytes(60))
     assert streams[0].may_wait
@@ -199,7 +209,7 @@ def test_requests_that_gathered_are_one_record(monkeypatch: pytest.MonkeyPatch):
     assert (answers, payloads) == one_by_one(monkeypatch, requests)[:2]
     assert [ids[0][1] for _, ids, *_ in answers] == list(range(0, 24, 2))
     assert payloads == [message.payload for each in requests for message in each.messages]
-    assert records == RECORDS_MAX + 1
+    assert records == UNDER_WAY + 1
 
 
 def test_what_would_not_fit_into_a_ledger_together_is_taken_one_by_one(monkeypatch: pytest.MonkeyPatch):
