@@ -79,11 +79,6 @@ class Pipeline:
         return not self._queue and not self._in_flight
 
     @property
-    def under_way(self) -> int:
-        """Number of batches that are queued or in flight."""
-        return len(self._queue) + len(self._in_flight)
-
-    @property
     def backed_up(self) -> bool:
         """True while a batch that is submitted would wait."""
         return bool(self._queue)

@@ -25,16 +25,11 @@ from postdate._rpc import Rpc
 from postdate.errors import Closed, PartlyStored, PostdateError
 from postdate.model import IdRange, OutgoingMessage, Receipt, Receipts
 
-_UNDER_WAY = 2
-"""Batches that leave without gathering: one that the broker stores, and one on its way."""
-_HALVED_MIN = 64
-"""Messages of a batch after which the next one may leave with half as many; for fewer a request costs too much."""
-
 
 class Producer:
     """A producer of one topic; made by `Client.producer`.
 
-    A lone message leaves at the end of the loop's turn in which it was sent. While two batches
+    A lone message leaves at the end of the loop's turn in which it was sent. While earlier batches
     are on their way, later messages gather: until the batch is full, an answer comes, or `linger`
     has passed. Nothing is lost in silence: `send` returns when the message is on the broker's
     disk, and raises otherwise.
@@ -79,8 +74,6 @@ class Producer:
         self._gathering: SharedBatch | None = None
         self._seal_at: asyncio.Handle | None = None
         self._overdue = False
-        self._leaves_at = batch_messages_max  # messages of the batch that gathers
-        self._left_with = 0  # messages of the last batch
         self._closed = False
 
     async def __aenter__(self) -> Producer:
@@ -162,7 +155,7 @@ class Producer:
             if not traceparent:
                 message += encode_traceparent(added)
         batch.add(message, size, schedule_key, sequence_id, future)
-        if batch.count >= self._leaves_at or batch.size >= self._bytes_max:
+        if batch.count >= self._messages_max or batch.size >= self._bytes_max:
             self._seal()
         return await future
 
@@ -258,12 +251,7 @@ class Producer:
         batch = SharedBatch(self._destination._replace(replace=replace))
         self._gathering = batch
         self._overdue = False
-        self._leaves_at = self._messages_max
-        if pipeline.idle and self._left_with >= _HALVED_MIN:
-            # Those that wait for one answer send again all at once, and the broker has nothing to do until they have.
-            # In two halves, the one is sent while the other is stored.
-            self._leaves_at = min(self._messages_max, self._left_with // 2)
-        if pipeline.under_way < _UNDER_WAY or self._linger_s <= 0:
+        if pipeline.idle or self._linger_s <= 0:
             # All tasks that were woken in this turn come first: they were queued before us.
             self._seal_at = loop.call_soon(self._on_time)
         else:
@@ -282,7 +270,7 @@ class Producer:
         pipeline = self._pipeline
         if self._gathering is None or pipeline is None:
             return
-        if pipeline.under_way < _UNDER_WAY or (self._overdue and not pipeline.backed_up):
+        if pipeline.idle or (self._overdue and not pipeline.backed_up):
             self._seal()
 
     def _seal(self) -> None:
@@ -290,7 +278,6 @@ class Producer:
         if batch is None or self._pipeline is None:
             return
         self._gathering = None
-        self._left_with = batch.count
         if self._seal_at is not None:
             self._seal_at.cancel()
         self._pipeline.submit(batch)

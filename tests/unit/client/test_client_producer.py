@@ -94,34 +94,6 @@ async def test_messages_gather_while_a_batch_is_on_its_way(
     assert broker.requests == [1, 5]
 
 
-async def test_messages_gather_while_two_batches_are_on_their_way(
-    broker: FakeBroker, client: postdate.Client
-) -> None:
-    broker.knobs.hold_answers = asyncio.Event()
-    async with client.producer("t", linger=timedelta(seconds=30)) as producer:
-        first = asyncio.create_task(producer.send(b"first"))
-        await broker.wait(lambda: len(broker.requests) == 1)
-        second = asyncio.create_task(producer.send(b"second"))
-        await until(lambda: len(producer_in_flight(producer)) == 2)
-        others = []
-        for _ in range(3):
-            others.append(asyncio.create_task(producer.send(b"other")))
-            await asyncio.sleep(0.01)
-        assert len(producer_in_flight(producer)) == 2
-        broker.knobs.hold_answers.set()
-        await asyncio.gather(first, second, *others)
-    assert broker.requests == [1, 1, 3]
-
-
-async def test_those_who_wait_for_one_answer_send_again_in_two_halves(
-    broker: FakeBroker, client: postdate.Client
-) -> None:
-    async with client.producer("t") as producer:
-        for count in (100, 100, 1, 100, 63, 63):
-            await asyncio.gather(*(producer.send(b"x") for _ in range(count)))
-    assert broker.requests == [100, 50, 50, 1, 100, 50, 13, 63]
-
-
 async def test_linger_bounds_the_wait(broker: FakeBroker, client: postdate.Client) -> None:
     broker.knobs.hold_answers = asyncio.Event()
     async with client.producer("t", linger=timedelta(milliseconds=1)) as producer:

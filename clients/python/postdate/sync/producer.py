@@ -14,7 +14,7 @@ from postdate.sync._portal import Portal
 class Producer:
     """A producer of one topic; made by `Client.producer`.
 
-    A lone message leaves at the end of the loop's turn in which it was sent. While two batches
+    A lone message leaves at the end of the loop's turn in which it was sent. While earlier batches
     are on their way, later messages gather: until the batch is full, an answer comes, or `linger`
     has passed. Nothing is lost in silence: `send` returns when the message is on the broker's
     disk, and raises otherwise.
