@@ -33,7 +33,7 @@ class Ending:
 
     def leave(self) -> None:
         """End the process. To be registered as the first exit handler, which is called last."""
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the process began
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
                 stream.flush()
         os._exit(self.code)

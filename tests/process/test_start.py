@@ -240,6 +240,40 @@ main()
     assert (done.returncode, done.stdout) == (code, "exit handler\n"), done.stderr
 
 
+def test_a_command_whose_imports_fail_says_so_with_its_exit_code():
+    # As where a library of the system is missing, or one of NumPy's does not fit the processor.
+    program = """
+import sys
+
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "broker.cli":
+            raise ImportError("libstdc++.so.6: cannot open shared object file")
+
+sys.meta_path.insert(0, Broken())
+from broker.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ImportError: libstdc++.so.6: cannot open shared object file\n")
+
+
+def test_a_command_begun_with_its_output_closed_ends_as_others():
+    program = """
+import os, sys
+
+os.close(1)
+os.execv(sys.executable, [sys.executable, "-m", "broker", "--version"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_command_tells_what_goes_wrong_beside_its_work_with_its_place(tmp_path: Path):
     (tmp_path / "bases").mkdir()
     (tmp_path / "bases" / "0000000000000001-t").write_bytes(b"")
