@@ -311,17 +311,22 @@ class Rpc:
         if limit is not None and limit < 0:
             raise ValueError("limit is negative")
         left, is_first = limit, True
+        request.page_size = page_size if left is None else min(page_size, left)
         ahead: asyncio.Task[Any] | None = None
         try:
             while left is None or left > 0:
-                request.page_size = page_size if left is None else min(page_size, left)
                 response = await self._page(method, request, ahead)
                 rows = read(response)[:left]
                 if left is not None:
                     left -= len(rows)
+                    request.page_size = min(page_size, left)
                 request.page_token = response.next_page_token
                 if request.page_token and left != 0 and not is_first:
-                    ahead = await self._ask_ahead(method, request)
+                    ahead = asyncio.create_task(self.call(method, request))
+                    self.keep(ahead)
+                    # Whoever takes the rows of a page in one go lets nothing else run meanwhile.
+                    for _ in range(_TURNS_TO_SEND):
+                        await asyncio.sleep(0)
                 for row in rows:
                     yield row
                 if not request.page_token:
@@ -330,14 +335,6 @@ class Rpc:
         finally:
             if ahead is not None:
                 ahead.cancel()
-
-    async def _ask_ahead(self, method: UnaryMethod[Any, Any], request: Any) -> asyncio.Task[Any]:
-        """A call that is on its way: whoever takes the rows of a page in one go lets nothing else run meanwhile."""
-        asking = asyncio.create_task(self.call(method, request))
-        self.keep(asking)
-        for _ in range(_TURNS_TO_SEND):
-            await asyncio.sleep(0)
-        return asking
 
     async def _page(
         self, method: UnaryMethod[Any, Any], request: Any, ahead: asyncio.Task[Any] | None

@@ -138,6 +138,30 @@ async def test_no_page_is_asked_for_that_the_limit_leaves_out(
     assert pages == ["", "2"]
 
 
+async def test_a_page_asked_for_ahead_is_no_longer_than_the_limit_leaves_it(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    assert await taken(client.schedule.list("t", limit=5), 5) == [0, 1, 2, 3, 4]
+    assert [each.page_size for each in asked(broker, schedule_pb2.ListScheduledRequest)] == [5, 3, 1]
+
+
+async def test_whoever_is_cancelled_as_the_next_page_is_asked_for_leaves_none_to_come(
+    client: postdate.Client, pending: datetime, pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taking = asyncio.create_task(taken(client.schedule.list("t"), 3))
+    keep = client._rpc.keep
+
+    def cancelling(task: asyncio.Future[Any]) -> None:
+        keep(task)
+        if "2" in pages:
+            taking.cancel()
+
+    monkeypatch.setattr(client._rpc, "keep", cancelling)
+    await asyncio.wait([taking])
+    assert taking.cancelled()
+    await until(lambda: not client._rpc._keeping)
+
+
 async def test_a_page_asked_for_ahead_in_vain_is_asked_for_once_more(
     broker: FakeBroker, client: postdate.Client, pending: datetime
 ) -> None:
