@@ -13,6 +13,7 @@ import pytest
 
 import postdate
 import postdate.testing
+from postdate._settlement import Verb
 from postdate.testing.fixtures import fake_broker, sync_fake_broker  # noqa: F401 (fixtures)
 
 DAY = timedelta(days=1)
@@ -204,6 +205,29 @@ async def test_an_advance_passes_after_the_nack_of_a_block_that_raised(fake, cli
         await fake.advance(timedelta(minutes=5))
         (again,) = await take_one()
         assert again.attempt == 2
+
+
+async def test_an_advance_waits_for_no_nack_of_a_loop_that_has_stopped(fake, client):
+    await client.receive("t", "s")
+    await send(client, b"x")
+    await fake.advance(timedelta(seconds=1))
+
+    async def nack_and_stop() -> tuple[postdate.Client, postdate.pull.PullHolder]:
+        other = await postdate.connect(fake.address).__aenter__()
+        (message,) = await other.receive("t", "s")
+        message.holder.settle_nowait(Verb("nack"), (message.id,))
+        return other, message.holder
+
+    loop = asyncio.new_event_loop()
+    other, holder = await asyncio.to_thread(loop.run_until_complete, nack_and_stop())
+    try:
+        assert holder._tasks
+        await fake.advance(timedelta(minutes=5))
+        assert await client.receive("t", "s")  # its lease has ended
+    finally:
+        await asyncio.to_thread(loop.run_until_complete, asyncio.wait(holder._tasks))
+        await asyncio.to_thread(loop.run_until_complete, other.close())
+        loop.close()
 
 
 async def test_lease_of_what_was_forgotten_ends(fake, client):

@@ -96,7 +96,7 @@ class PullHolder:
     async def kept(self) -> list[MessageId]:
         """For `postdate.testing`, on any loop: all whose leases are kept, once what nobody waits for is confirmed."""
         for task in list(self._tasks):
-            if not task.done():
+            if not task.done() and task.get_loop().is_running():
                 ended = asyncio.run_coroutine_threadsafe(asyncio.wait([task]), task.get_loop())
                 await asyncio.wrap_future(ended)
         return [message.id for message in list(self._renewers)]
