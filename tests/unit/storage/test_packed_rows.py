@@ -275,7 +275,8 @@ async def test_pack_3_damage_of_one_block_is_found_by_whoever_reads_it_and_leave
     flip_byte(book.vfs, path, place)
     ledger = opened(book, named)
     assert (await ledger.read_rows(0, BLOCK_ROWS)).tolist() == book.rows[:BLOCK_ROWS]
-    for read in (ledger.read_rows(BLOCK_ROWS, 1), ledger.read(ids([3, BLOCK_ROWS + 1]))):
+    few, many = ids([3, BLOCK_ROWS + 1]), ids(range(0, 2 * BLOCK_ROWS, 100))
+    for read in (ledger.read_rows(BLOCK_ROWS, 1), ledger.read(few), ledger.read(many)):
         with pytest.raises(Corrupt):
             await read
     (problem,) = verify_ledger(book.vfs, FOLDER, named)

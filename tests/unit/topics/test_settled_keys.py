@@ -173,6 +173,24 @@ def test_where_keys_are_not_remembered_a_seal_forgets_those_of_what_waits_no_lon
     run(scenario, seal_after_ms=5_000, settled_key_retention_ms=0)
 
 
+def test_the_files_of_runs_that_were_looked_into_are_closed_with_their_topic():
+    async def scenario(node: Node) -> Node:
+        topic = node.topic(TOPIC)
+        await node.subscribe(TOPIC, "one")
+        await send(node, HOUR_MS)
+        await asyncio.sleep(60)
+        live = topic.keys._live
+        assert live is not None and topic.keys.stats().runs == 1
+        assert await topic.keys.find([KEY]) != [None]
+        readers = live.keys.lookup.cache._readers
+        assert readers
+        topic.close()
+        assert not readers
+        return node
+
+    run(scenario, seal_after_ms=5_000)
+
+
 def test_rows_that_are_read_again_name_a_key_once():
     """A key that replaced its own message again and again is not looked for among all of them after a restart."""
 
