@@ -80,10 +80,14 @@ class Caller:
     def check_batch(self, request: Any) -> None:
         """Ask for what one batch of a produce stream needs: PermissionDenied. The stream goes on."""
         # Batch after batch goes to one topic: under the same grants it is asked for once.
-        grants, topic = self._judge.grants, request.topic
-        if grants is not self._allowed_by or topic != self._allowed_topic:
+        if not self.has_allowed_batch(request.topic):
+            grants = self._judge.grants
             self._checked(request)
-            self._allowed_by, self._allowed_topic = grants, topic
+            self._allowed_by, self._allowed_topic = grants, request.topic
+
+    def has_allowed_batch(self, topic: str) -> bool:
+        """Return whether `check_batch` has found, under the grants in force, that batches may go to a topic."""
+        return self._allowed_by is self._judge.grants and self._allowed_topic == topic
 
     def check_held(self) -> None:
         """Ask again for all that the stream was allowed."""
@@ -93,9 +97,9 @@ class Caller:
     def may(self, ask: Ask) -> bool:
         return self._judge.allow(self.principal, ask)
 
-    def take(self, topic: str, messages: int, bytes_: int) -> TakenBatch | None:
+    def take(self, topic: str, messages: int, bytes_: int, *, is_tried: bool = False) -> TakenBatch | None:
         """Count a batch against the limits that hold for it; see `Limiter.take`."""
-        return self.limiter.take(self.principal, topic, messages, bytes_)
+        return self.limiter.take(self.principal, topic, messages, bytes_, is_tried=is_tried)
 
     def check_room(self, topic: str, bytes_: int) -> None:
         """Raise what `take` would refuse one message with."""

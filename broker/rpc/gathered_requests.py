@@ -7,18 +7,22 @@ comes while fewer than `_UNDER_WAY` of its stream are on their way never waits.
 Invariants:
   TOGETHER-1  Requests are taken in the order in which they came, each once.
   TOGETHER-2  A stream holds less than `_REQUESTS_MAX` requests and `_STREAM_BYTES_MAX`, and then one request more; all
-      streams `bytes_max`, and then one request more each. It is not read while it may hold no more.
+      streams `bytes_max`, and then one request more each. It is not read while it may hold no more. What was taken
+      counts until it is submitted and in the queue of answers, for which it may have to wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from broker.config import BrokerConfig
 from broker.rpc.decode import ProduceEnvelope, read_envelope
+from broker.rpc.field_counts import check_field_count
 from broker.runtime.signal import Signal
 from broker.settings import KIB, MIB
 from broker.topics.intake import Accepted
@@ -47,7 +51,8 @@ class GatheredRequests:
         """Held from `take` until what was taken is submitted (TOGETHER-1)."""
         self._of_all = of_all
         self._requests: list[bytes] = []
-        self._size = 0
+        self._count = 0  # with those that were taken
+        self._size = 0  # of these
         self._under_way = 0  # requests
         self._released = Signal()
 
@@ -56,7 +61,7 @@ class GatheredRequests:
         """Return whether what has gathered, if anything, is to wait for more."""
         return not self._requests or not (
             self._under_way < _UNDER_WAY
-            or len(self._requests) >= _REQUESTS_MAX
+            or self._count >= _REQUESTS_MAX
             or self._size >= _STREAM_BYTES_MAX
             or self._of_all.held >= self._of_all.bytes_max
         )
@@ -64,15 +69,22 @@ class GatheredRequests:
     def add(self, request: bytes) -> None:
         """Add a request. Unless all `may_wait`, they are to be taken before another one is read."""
         self._requests.append(request)
-        self._size += len(request)
-        self._of_all.held += len(request)
+        self._hold(1, len(request))
 
-    def take(self) -> list[bytes]:
-        """Return what has gathered; for whoever holds the turn."""
+    @contextmanager
+    def taken(self) -> Iterator[list[bytes]]:
+        """Take what has gathered; for whoever holds the turn."""
         taken, self._requests = self._requests, []
-        self._of_all.held -= self._size
-        self._size = 0
-        return taken
+        count, size = self._count, self._size
+        try:
+            yield taken
+        finally:
+            self._hold(-count, -size)
+
+    def close(self) -> None:
+        """Let go of what nobody answers any more."""
+        self._requests.clear()
+        self._hold(-self._count, -self._size)
 
     def submitted(self, accepted: Accepted | None, count: int = 1) -> None:
         """Note the record of so many requests, which is on its way to the disk; None: it was refused."""
@@ -81,9 +93,15 @@ class GatheredRequests:
             accepted.durable.add_done_callback(partial(self._stored, count))
 
     async def wait_released(self) -> None:
-        """Return once a record is stored and what has gathered may wait no longer."""
-        self._released.clear()
-        await self._released.wait()
+        """Return once what has gathered may wait no longer, for a record is stored."""
+        while self.may_wait:  # which a record that was stored before this was called may have changed already
+            self._released.clear()
+            await self._released.wait()
+
+    def _hold(self, count: int, size: int) -> None:
+        self._count += count
+        self._size += size
+        self._of_all.held += size
 
     def _stored(self, count: int, _: asyncio.Future[None]) -> None:
         self._under_way -= count
@@ -101,11 +119,13 @@ class RequestsTogether:
     counts: Sequence[int]  # of messages
 
 
-def put_together(requests: Sequence[bytes]) -> RequestsTogether | None:
+def put_together(requests: Sequence[bytes], config: BrokerConfig) -> RequestsTogether | None:
     """Return requests as one with the messages of all, in order; None if one of them is to be looked at by itself.
 
-    Raises InvalidRequest for what is no request.
+    Raises InvalidRequest for what is no request, or has too many fields.
     """
+    for raw in requests:
+        check_field_count(ProduceEnvelope.DESCRIPTOR, raw, config)
     of_each = [read_envelope(raw) for raw in requests]
     topic = of_each[0].topic
     for envelope in of_each:

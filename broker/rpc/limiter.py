@@ -245,8 +245,13 @@ class Limiter:
         self._limits = limits
         self._show_totals()
 
-    def take(self, principal: str, topic: str, messages: int, bytes_: int) -> TakenBatch | None:
-        """Count a batch against all limits that hold for it; None if none does. Raises LimitReached, OutOfRange."""
+    def take(
+        self, principal: str, topic: str, messages: int, bytes_: int, *, is_tried: bool = False
+    ) -> TakenBatch | None:
+        """Count a batch against all limits that hold for it; None if none does. Raises LimitReached, OutOfRange.
+
+        `is_tried`: nobody is told of a refusal, so it is neither counted nor logged.
+        """
         limits = self._limits.of(principal, topic)
         if not limits:
             return None
@@ -265,7 +270,8 @@ class Limiter:
                     refusals.append((limit, error))
         if refusals:  # for a shorter time than the longest, it would be refused again
             limit, error = max(refusals, key=lambda each: each[1].retry_after_ms)
-            self._note(limit, principal, topic, error)
+            if not is_tried:
+                self._note(limit, principal, topic, error)
             raise error
         for spent in used:
             spent.take(messages, bytes_, now_ns)

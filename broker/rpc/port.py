@@ -34,7 +34,8 @@ GRPC_OPTIONS = {
     "grpc.max_metadata_size": 16_384,
     "grpc.absolute_max_metadata_size": 16_384,
     "grpc.max_concurrent_streams": 250,  # of one connection
-    # Calls that the loop has not seen yet. Beyond it gRPC refuses at random, whoever calls.
+    # Calls that the loop has not seen yet, of a queue (`server.py` tells which there are). Beyond it gRPC refuses at
+    # random, whoever calls.
     "grpc.server.max_pending_requests": 10_000,
     "grpc.server.max_pending_requests_hard_limit": 10_000,
     "grpc.server_handshake_timeout_ms": 5_000,

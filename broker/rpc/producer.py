@@ -116,7 +116,7 @@ class ProducerService:
         except ExceptionGroup as failures:
             await refuse_as_owner(self._broker, context, failures.exceptions[0])
         finally:
-            stream.gathered.take()  # and give up what nobody answers any more
+            stream.gathered.close()
 
     async def _read_requests(self, context: Context, stream: _Stream, accepting: asyncio.Task[None]) -> None:
         gathered = stream.gathered
@@ -143,23 +143,26 @@ class ProducerService:
 
     async def _accept_gathered(self, stream: _Stream) -> None:
         """Accept what has gathered, as one batch if that can be."""
+        async with stream.gathered.turn:
+            with stream.gathered.taken() as requests:
+                await self._accept_taken(stream, requests)
+
+    async def _accept_taken(self, stream: _Stream, requests: list[bytes]) -> None:
         gathered, pending = stream.gathered, stream.pending
-        async with gathered.turn:
-            requests = gathered.take()
-            if len(requests) > 1 and not stream.apart:
-                if together := await self._accept_together(requests, stream.caller):
-                    gathered.submitted(together[0].accepted, len(together))
-                    for each in together:
-                        await pending.put(each)
-                    return
-                stream.apart = _APART_MAX
-            elif stream.apart:
-                stream.apart -= 1
-            requests.reverse()
-            while requests:
-                each = await self._accept(requests.pop(), stream.caller, begin_span("Produce", None))
-                gathered.submitted(each.accepted)
-                await pending.put(each)
+        if len(requests) > 1 and not stream.apart:
+            if together := await self._accept_together(requests, stream.caller):
+                gathered.submitted(together[0].accepted, len(together))
+                for each in together:
+                    await pending.put(each)
+                return
+            stream.apart = _APART_MAX
+        elif stream.apart:
+            stream.apart -= 1
+        requests.reverse()
+        while requests:
+            each = await self._accept(requests.pop(), stream.caller, begin_span("Produce", None))
+            gathered.submitted(each.accepted)
+            await pending.put(each)
 
     async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending]) -> None:
         """Answer in order. What has been decided when an answer is written goes with it, if both requests take that."""
@@ -221,13 +224,19 @@ class ProducerService:
         if spans.tracing is not None:  # each has a span of its own
             return []
         try:
-            if (together := put_together(requests)) is None:
+            if (together := put_together(requests, self._broker.config)) is None:
                 return []
-            if caller is not None:
-                caller.check_batch(together.envelope)
+            topic = together.envelope.topic
+            # What is refused here is neither counted nor logged: it is when they are tried one by one.
+            if topic not in self._broker.registry.by_name:
+                return []
+            if caller is not None and not caller.has_allowed_batch(topic):
+                return []
             request = decode_produce(together.raw, self._broker.config, together.envelope)
             submit = partial(self._broker.submit_together, request.topic, request.batch)
-            accepted = await (submit() if caller is None else self._limited(request, caller, submit))
+            accepted = await (
+                submit() if caller is None else self._limited(request, caller, submit, is_tried=True)
+            )
         except PostdateError as error:
             forget_frames(error)
             return []
@@ -247,11 +256,19 @@ class ProducerService:
                 note_created(self._broker, request.topic)
 
     async def _limited(
-        self, request: DecodedProduce, caller: Caller, submit: Callable[[], Awaitable[_A]]
+        self,
+        request: DecodedProduce,
+        caller: Caller,
+        submit: Callable[[], Awaitable[_A]],
+        *,
+        is_tried: bool = False,
     ) -> _A:
-        """Count a batch against the caller's limits while it is submitted. Raises LimitReached before that."""
+        """Count a batch against the caller's limits while it is submitted. Raises LimitReached before that.
+
+        `is_tried`: see `Limiter.take`.
+        """
         batch = request.batch
-        taken = caller.take(request.topic, batch.count, len(batch.frames))
+        taken = caller.take(request.topic, batch.count, len(batch.frames), is_tried=is_tried)
         try:
             with creating(self._broker, request.topic):
                 accepted = await submit()

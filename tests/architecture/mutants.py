@@ -391,8 +391,8 @@ MUTANTS = {
     ),
     "an open produce stream outlives its right": Mutant(
         "broker/rpc/caller.py",
-        "        if grants is not self._allowed_by or topic != self._allowed_topic:",
-        "        if topic != self._allowed_topic:",
+        "        return self._allowed_by is self._judge.grants and self._allowed_topic == topic",
+        "        return self._allowed_topic == topic",
         "tests/wire/test_access_streams.py::test_right_that_is_withdrawn_for_a_topic_ends_batches_of_an_open_produce_stream",
     ),
     "a change while a file is read is not seen": Mutant(

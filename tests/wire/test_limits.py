@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 import postdate
+from broker.rpc import gathered_requests, producer
 from postdate.commands.sending import send_patiently
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.moving import moves
@@ -228,3 +229,39 @@ async def test_triggers_and_backfills_count_as_what_is_produced(serve: Serve, fi
     assert (
         await refused(wire.schedule.TriggerRecurring(trigger, metadata=SHOP))
     ).reason == "LIMIT_RATE_EXCEEDED"
+
+
+async def test_requests_that_gathered_are_refused_and_counted_each_once(
+    serve: Serve, files: Files, monkeypatch: pytest.MonkeyPatch
+):
+    wire = await serve(**files.settings)
+    counters = wire.broker.counters
+    stream = wire.producer.ProduceStream(metadata=SHOP)
+    await within(stream.write(batch("orders", *[b"x"] * 5)))
+    await within(stream.read())  # from here on the stream may send there
+    monkeypatch.setattr(gathered_requests, "_UNDER_WAY", 0)  # what comes waits until the stream ends
+    monkeypatch.setattr(producer, "_APART_MAX", 0)
+    for number in range(1, 6):
+        await within(stream.write(batch("orders", *[b"x"] * 4, request_id=number)))
+    await within(stream.done_writing())
+    answers = [await within(stream.read()) for _ in range(5)]
+    assert [answer.request_id for answer in answers] == [1, 2, 3, 4, 5]
+    refusals = [Refusal.of(answer.error).reason for answer in answers if answer.HasField("error")]
+    assert refusals == ["LIMIT_RATE_EXCEEDED"] * len(refusals)
+    assert 0 < len(refusals) < 5
+    assert counters.limit_refusals["shops", "messages_per_second"] == len(refusals)
+
+
+async def test_requests_that_gathered_and_are_denied_are_counted_each_once(
+    serve: Serve, files: Files, monkeypatch: pytest.MonkeyPatch
+):
+    wire = await serve(**files.settings)
+    monkeypatch.setattr(gathered_requests, "_UNDER_WAY", 0)
+    await wire.broker.registry.topic_or_create("payroll")
+    stream = wire.producer.ProduceStream(metadata=SHOP)
+    for number in range(3):
+        await within(stream.write(batch("payroll", b"x", request_id=number)))
+    await within(stream.done_writing())
+    answers = [await within(stream.read()) for _ in range(3)]
+    assert [Refusal.of(answer.error).reason for answer in answers] == ["PERMISSION_DENIED"] * 3
+    assert wire.broker.counters.auth_failures["denied"] == 3

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from broker.errors import InvalidRequest
 from broker.model import IdRange
 from broker.rpc import gathered_requests, producer
+from broker.rpc.field_counts import CHEAP_BYTES
 from broker.rpc.gathered_requests import GatheredBytes, GatheredRequests, put_together
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -20,6 +22,7 @@ from postdate_api.v1 import message_pb2, producer_pb2
 from tests.harness import EARLIEST, Node, small_config
 from tests.unit.rpc.call_world import Edge
 
+CONFIG = small_config()
 REQUESTS_MAX, BYTES_MAX, UNDER_WAY = 16, 64 * 1024, 2
 
 
@@ -35,13 +38,18 @@ def accepted() -> Accepted:
     return Accepted((IdRange(1, 0, 1),), 0, asyncio.get_running_loop().create_future())
 
 
+def take(gathered: GatheredRequests) -> list[bytes]:
+    with gathered.taken() as requests:
+        return requests
+
+
 async def test_what_comes_while_two_requests_are_on_their_way_waits_until_one_is_stored():
     gathered = GatheredRequests(GatheredBytes())
     records = []
     for raw in (b"first", b"second"):
         gathered.add(raw)
         assert not gathered.may_wait
-        assert gathered.take() == [raw]
+        assert take(gathered) == [raw]
         gathered.submitted(record := accepted())
         records.append(record)
     gathered.submitted(None)  # one that was refused
@@ -54,7 +62,7 @@ async def test_what_comes_while_two_requests_are_on_their_way_waits_until_one_is
     records[0].durable.set_result(None)
     await asyncio.wait_for(released, 1)
     assert not gathered.may_wait
-    assert gathered.take() == [b"third", b"fourth"]
+    assert take(gathered) == [b"third", b"fourth"]
     assert gathered.may_wait  # for there is nothing
 
 
@@ -81,6 +89,39 @@ async def test_a_record_that_failed_is_on_its_way_no_more():
     records[0].durable.exception()
 
 
+async def test_a_record_that_was_stored_before_somebody_waits_for_it_releases_what_has_gathered():
+    gathered = GatheredRequests(GatheredBytes())
+    records = [accepted() for _ in range(UNDER_WAY)]
+    for record in records:
+        gathered.submitted(record)
+    gathered.add(b"x")
+    for record in records:
+        record.durable.set_result(None)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(gathered.wait_released(), 1)
+    assert take(gathered) == [b"x"]
+
+
+@pytest.mark.parametrize("size", [1, BYTES_MAX // 4, BYTES_MAX])
+async def test_what_was_taken_counts_until_it_is_on_its_way(size: int):
+    of_all = GatheredBytes()
+    gathered = GatheredRequests(of_all)
+    for _ in range(UNDER_WAY):
+        gathered.submitted(accepted())
+    gathered.add(bytes(size))
+    with gathered.taken():
+        assert of_all.held == size
+        count = 1
+        while gathered.may_wait and size * count < BYTES_MAX:
+            gathered.add(bytes(size))
+            count += 1
+        assert count == min(REQUESTS_MAX, -(-BYTES_MAX // size))
+    assert of_all.held == size * (count - 1)
+    gathered.close()
+    assert of_all.held == 0
+    assert take(gathered) == []
+
+
 @pytest.mark.parametrize("size", [1, BYTES_MAX // 4, BYTES_MAX - 1, BYTES_MAX, BYTES_MAX + 1])
 async def test_a_stream_holds_a_bounded_number_of_requests_and_bytes(size: int):
     of_all = GatheredBytes()
@@ -95,7 +136,7 @@ async def test_a_stream_holds_a_bounded_number_of_requests_and_bytes(size: int):
         count += 1
     assert count == min(REQUESTS_MAX, -(-BYTES_MAX // size))
     assert of_all.held == count * size
-    gathered.take()
+    take(gathered)
     assert of_all.held == 0
 
 
@@ -111,14 +152,14 @@ async def test_all_streams_together_hold_a_bounded_number_of_bytes():
     streams[2].add(b"x")
     assert not streams[1].may_wait
     assert not streams[2].may_wait
-    streams[1].take()
+    take(streams[1])
     assert streams[2].may_wait
     assert of_all.held == 61
 
 
 def test_requests_side_by_side_are_one_with_the_messages_of_all():
     each = [request(1, b"a", b"b"), request(2, b"c", deliver_after_ms=5), request(3, b"d", key="k")]
-    together = put_together([one.SerializeToString() for one in each])
+    together = put_together([one.SerializeToString() for one in each], CONFIG)
     assert together is not None
     assert list(together.counts) == [2, 1, 1]
     assert [envelope.request_id for envelope in together.of_each] == [1, 2, 3]
@@ -141,7 +182,72 @@ def test_a_request_that_needs_a_look_of_its_own_is_not_put_together(other: Any, 
     pair = [request(1, b"x"), other]
     if is_first:
         pair.reverse()
-    assert put_together([one.SerializeToString() for one in pair]) is None
+    assert put_together([one.SerializeToString() for one in pair], CONFIG) is None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_requests_with_more_fields_than_they_can_mean_are_not_parsed(is_first: bool):
+    pair = [request(1, b"x").SerializeToString(), b"\x10\x01" * CHEAP_BYTES]
+    if is_first:
+        pair.reverse()
+    with pytest.raises(InvalidRequest) as refusal:
+        put_together(pair, CONFIG)
+    assert refusal.value.reason == "TOO_MANY_FIELDS"
+
+
+class Unread(Edge):
+    """A client whose requests come when it is told so, and which reads no answer until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self.reads = asyncio.Event()
+
+    async def read(self) -> Any:
+        return await self.sent.get()
+
+    async def write(self, raw: bytes) -> None:
+        await self.reads.wait()
+        self.written.append(raw)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_what_gathers_while_no_answer_is_read_is_answered_without_another_request(
+    monkeypatch: pytest.MonkeyPatch, joins: bool
+):
+    monkeypatch.setattr(producer, "_IN_FLIGHT_MAX", 3)
+    numbers: list[int] = []
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, config=small_config(ledger_max_entries=50))
+        node.open()
+        await node.broker.registry.topic_or_create("orders")
+        edge = Unread()
+        stream: Any = producer.ProducerService(node.broker).handlers()["ProduceStream"].stream_stream
+        serving = asyncio.ensure_future(stream(None, edge))
+        is_stored = node.hold_up_groups()
+        for sent in (range(1, 11), range(11, 12)):
+            for number in sent:
+                each = request(number, b"x")
+                each.join_answers = joins
+                edge.sent.put_nowait(each.SerializeToString())
+            await asyncio.sleep(0.05)
+            # The first is stored, and then eight are taken, whose answers find no room.
+            is_stored.set()
+            if len(sent) > 1:
+                is_stored.clear()
+            await asyncio.sleep(0.05)
+        edge.reads.set()
+        await asyncio.sleep(1)
+        for raw in edge.written:
+            message = producer_pb2.ProduceResponse.FromString(raw)
+            numbers.extend(answer.request_id for answer in message.answers or (message,))
+        serving.cancel()
+        await asyncio.wait([serving])
+        await node.stop()
+
+    run_sim(scenario, seed=1)
+    assert numbers == list(range(1, 12))
 
 
 class Slow(Edge):
