@@ -10,7 +10,7 @@ of a second. A thread makes a set of them, the rows that are *leaving*, in which
 Invariants:
   STALE-1  `surplus` is right between any two slices: what is known as stale is what the index holds of it and what is
       leaving, whatever is added, moved and taken meanwhile.
-  STALE-2  A slice goes through SLICE_ROWS rows at most, and others run before the next one.
+  STALE-2  A slice goes through SLICE_ROWS rows and a few ledgers at most, and others run before the next one.
 """
 
 from __future__ import annotations
@@ -64,28 +64,45 @@ class LeftOut:
         self, rows: Sequence[DueRows], doubles: Sequence[DueRows], frontier: Key, loaded_end: Key
     ) -> None:
         """`doubles`: those that were there once more. `loaded_end`: as it is now; it may move until they are gone."""
-        every = concatenate([NO_DUE_ROWS, *rows])
-        every = every.part(np.lexsort((every.entry_ids, every.ledger_ids, every.deliver_at_ms)))
+        every, again = _in_due_order(rows), _in_due_order(doubles)
         waiting = count_before(every, loaded_end)
-        self.doubles = concatenate([NO_DUE_ROWS, *doubles])
         self.loaded = every.part(slice(count_before(every, key_after(frontier)), waiting))
         """Those that were loaded, and are to be met: each may count until it is taken."""
-        self.leaving = RepeatedRows()
-        """Those that the index holds no more."""
-        self.leaving.add_rows(every.part(slice(waiting, None)))
+        self.leaving, self.leaving_doubles = RepeatedRows(), RepeatedRows()
+        """Those that the index holds no more, or no more as often."""
         self._waiting = every.part(slice(waiting, None))
+        self._waiting_doubles = again.part(slice(count_before(again, loaded_end), None))
+        self.leaving.add_rows(self._waiting)
+        self.leaving_doubles.add_rows(self._waiting_doubles)
 
     def note_loaded(self, loaded_end: Key) -> None:
         """Note how far rows are loaded by now: those that were loaded since have not left."""
-        loaded = self._waiting.part(slice(0, count_before(self._waiting, loaded_end)))
-        self._waiting = NO_DUE_ROWS
+        loaded, doubles = (
+            rows.part(slice(0, count_before(rows, loaded_end)))
+            for rows in (self._waiting, self._waiting_doubles)
+        )
+        self._waiting = self._waiting_doubles = NO_DUE_ROWS
         self.leaving.take_rows(loaded)
+        self.leaving_doubles.take_rows(doubles)  # the loaded rows meet
         self.loaded = concatenate((self.loaded, loaded))
+
+    @property
+    def is_forgotten(self) -> bool:
+        return not (len(self.loaded) or self.leaving.count or self.leaving_doubles.count)
+
+    def take_leaving(self, limit: int) -> DueRows:
+        """Give up at most so many of those that are leaving."""
+        return (self.leaving if self.leaving.count else self.leaving_doubles).take_some(limit)
 
     def take_loaded(self, limit: int) -> DueRows:
         """Give up at most so many of `loaded`."""
         taken, self.loaded = self.loaded.part(slice(0, limit)), self.loaded.part(slice(limit, None))
         return taken
+
+
+def _in_due_order(parts: Sequence[DueRows]) -> DueRows:
+    rows = concatenate([NO_DUE_ROWS, *parts])
+    return rows.part(np.lexsort((rows.entry_ids, rows.ledger_ids, rows.deliver_at_ms)))
 
 
 class StaleRows:
@@ -109,7 +126,8 @@ class StaleRows:
     @property
     def surplus(self) -> int:
         """Rows that the index holds and that count for nothing (STALE-1)."""
-        return self._known_count() + self.doubles.count
+        leaving = sum(left_out.leaving_doubles.count for left_out in self._left_out)
+        return self._known_count() + self.doubles.count - leaving
 
     def _known_count(self) -> int:
         return self.entries.count - sum(left_out.leaving.count for left_out in self._left_out)
@@ -152,7 +170,6 @@ class StaleRows:
         Those that were loaded are still there, and stale ones count until they are taken.
         """
         left_out.note_loaded(loaded_end)
-        self.doubles.take_rows(left_out.doubles.part(~rows_before(left_out.doubles, loaded_end)))
         self._left_out.append(left_out)
         if by_merge:
             self._kept = self._known_count()
@@ -171,11 +188,11 @@ class StaleRows:
         if len(loaded := left_out.take_loaded(SLICE_ROWS)):
             self.meet(loaded, frontier)  # perhaps not known before, and perhaps not stale any more
         else:
-            self._forget(left_out.leaving.take_some(SLICE_ROWS))
+            self._forget(left_out.take_leaving(SLICE_ROWS))
         self._end_if_forgotten(frontier)
 
     def _end_if_forgotten(self, frontier: Key) -> None:
-        self._left_out = [each for each in self._left_out if each.leaving.count or len(each.loaded)]
+        self._left_out = [each for each in self._left_out if not each.is_forgotten]
         if not self._left_out:  # or rows would be left in there that are known no more
             self.doubles.drop_before(frontier[0])
 
@@ -195,7 +212,8 @@ class StaleRows:
 
     def leaving_times(self) -> Int64Column:
         """The times of the rows that are leaving, in any order."""
-        return np.concatenate([NO_DUE_ROWS.deliver_at_ms, *(each.leaving.times() for each in self._left_out)])
+        columns = [rows.times() for each in self._left_out for rows in (each.leaving, each.leaving_doubles)]
+        return np.concatenate([NO_DUE_ROWS.deliver_at_ms, *columns])
 
     def is_exact_at(self, frontier_ms: int) -> bool:
         """Return whether `surplus` is right: who was moved again and again before the start may be there twice."""

@@ -7,12 +7,12 @@ parts, each takes what is new as a block of its own, and with each addition one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from pyroaring import BitMap
 
-from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, concatenate, doubles_in
+from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, concatenate, doubles_in, stable_order
 from broker.model import Array, Int64Column, UInt32Column, UInt64Column, bitmap_of
 
 # A row in 64 bits, but for those that name its part. Entry ids have 32, times 53.
@@ -21,6 +21,9 @@ _ID_MASK, _TIME_MASK = (1 << _ID_BITS) - 1, (1 << _TIME_BITS) - 1
 _TIME_SHIFT = np.uint64(_TIME_BITS)
 _PART_TIME_BITS = 16
 _PART_TIME_MASK = (1 << _PART_TIME_BITS) - 1
+_PARTS_AT_ONCE = 16
+"""Of a thousand ledgers with a row each, one at a time would take a thousand rounds of the loop, and all at once would
+hold it up: a part costs as much as some hundred rows."""
 
 
 class StaleEntries:
@@ -96,17 +99,22 @@ class StaleEntries:
         return concatenate(removed), concatenate(missing)
 
     def take_some(self, limit: int) -> DueRows:
-        """Give up at most so many rows, which lie side by side; none only if there are none."""
-        for ledger_id, parts in self._parts.items():
-            for number, part in parts.items():
-                taken = part.take(limit)
-                self.count -= len(taken)
-                if not len(part.join()):
-                    del parts[number]
-                    if not parts:
-                        del self._parts[ledger_id]
-                return _rows_of_part(ledger_id, number, taken)
-        return NO_DUE_ROWS
+        """Give up at most so many rows, of few parts; none only if there are none."""
+        taken = [NO_DUE_ROWS]
+        places = ((ledger_id, number) for ledger_id, parts in self._parts.items() for number in parts)
+        for ledger_id, number in list(islice(places, _PARTS_AT_ONCE)):
+            parts = self._parts[ledger_id]
+            numbers = parts[number].take(limit)
+            limit -= len(numbers)
+            self.count -= len(numbers)
+            taken.append(_rows_of_part(ledger_id, number, numbers))
+            if not len(parts[number].join()):
+                del parts[number]
+            if not parts:
+                del self._parts[ledger_id]
+            if not limit:
+                break
+        return concatenate(taken)
 
     def times(self) -> Int64Column:
         """The times of all rows, in any order."""
@@ -173,7 +181,7 @@ class RepeatedRows:
         return rows
 
     def take_some(self, limit: int) -> DueRows:
-        """Give up at most so many rows, which lie side by side; none only if there are none."""
+        """As `StaleEntries.take_some`."""
         for level in reversed(self._levels):
             if level.count:
                 return level.take_some(limit)
@@ -248,7 +256,7 @@ def _by_part(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Iterator[tu
     if not len(parts):
         return
     rise = (parts[1:] > parts[:-1]) | (parts[1:] == parts[:-1]) & (numbers[1:] > numbers[:-1])
-    if rise.all():  # as those of a record, and what `take_some` gave
+    if rise.all():  # as those of a record, and a part of what `take_some` gave
         begins = np.flatnonzero(np.diff(parts, prepend=-1))
         for begin, end in pairwise([*begins.tolist(), len(parts)]):
             yield int(parts[begin]), numbers[begin:end]
@@ -271,14 +279,11 @@ def _times_of_part(part: int, numbers: UInt64Column) -> Int64Column:
 
 
 def _by_ledger(rows: DueRows) -> Iterator[tuple[int, DueRows]]:
-    steps = np.diff(rows.ledger_ids, prepend=-1)
-    if (steps >= 0).all():
-        begins = np.flatnonzero(steps).tolist()
-        for begin, end in pairwise([*begins, len(rows)]):
-            yield int(rows.ledger_ids[begin]), rows.part(slice(begin, end))
-        return
-    for ledger_id in np.unique(rows.ledger_ids).tolist():
-        yield ledger_id, rows.part(np.flatnonzero(rows.ledger_ids == ledger_id))
+    if (np.diff(rows.ledger_ids) < 0).any():
+        rows = rows.part(stable_order(rows.ledger_ids))  # to look for each ledger costs as many passes
+    begins = np.flatnonzero(np.diff(rows.ledger_ids, prepend=-1)).tolist()
+    for begin, end in pairwise([*begins, len(rows)]):
+        yield int(rows.ledger_ids[begin]), rows.part(slice(begin, end))
 
 
 def _find(held: Array, wanted: Array) -> tuple[Array, Array]:

@@ -820,6 +820,18 @@ MUTANTS = {
         "_PART_ROWS = 1 << 30",
         "tests/unit/delayed/test_scan.py::test_a_page_of_one_millisecond_in_memory_costs_what_it_shows",
     ),
+    "what a merge left out is forgotten ledger by ledger": Mutant(
+        "broker/delayed/stale_entries.py",
+        "_PARTS_AT_ONCE = 16",
+        "_PARTS_AT_ONCE = 1",
+        "tests/unit/delayed/test_stale.py::test_a_slice_forgets_rows_of_several_ledgers_but_not_of_all_stale_2",
+    ),
+    "rows that were loaded before they left do not count": Mutant(
+        "broker/delayed/stale.py",
+        "        self.leaving_doubles.take_rows(doubles)",
+        "        doubles",
+        "tests/unit/delayed/test_stale.py::test_what_was_there_once_more_is_forgotten_in_slices_too_stale_2",
+    ),
     "a page looks at all that is not sealed": Mutant(
         "broker/delayed/bucket_tracker.py",
         "unsorted_in_memory(bucket.blocks_between(waiting_from, end))",

@@ -333,6 +333,55 @@ async def test_a_step_of_the_loop_forgets_as_many_rows_however_many_a_merge_left
     assert sum(slices.rows) == 2 * rows
 
 
+def test_what_was_there_once_more_is_forgotten_in_slices_too_stale_2(monkeypatch):
+    """Half a million messages that were moved, and moved back, between two seals."""
+    monkeypatch.setattr(stale, "SLICE_ROWS", 8)
+    held = StaleRows(lambda ledger_id: NONE)
+    rows = row_of(*((10 + entry_id, 1, entry_id) for entry_id in range(40)))
+    held.note(rows, START)
+    held.revived(1, rows.entry_ids, rows.deliver_at_ms)
+    loaded_end = (12, 0, 0)  # of two rows, which are there twice until they meet among the loaded ones
+    held.left_out(LeftOut([], [rows], START, START), START, loaded_end, by_merge=True)
+    known = [held.doubles.count]
+    while held._left_out:
+        assert held.surplus == 2
+        held._forget_slice(START)
+        known.append(held.doubles.count)
+    assert known == [40, 32, 24, 16, 8, 2]
+    assert (held.surplus, sorted(held.doubles.times().tolist())) == (2, [10, 11])
+
+
+def test_a_slice_forgets_rows_of_several_ledgers_but_not_of_all_stale_2():
+    """A merge of ten thousand ledgers with a row each left out would go on for minutes, or hold the loop up."""
+    held = StaleRows(lambda ledger_id: GONE)
+    rows = row_of(*((ledger_id % 7, ledger_id, 5) for ledger_id in range(1, 101)))
+    held.note(rows, START)
+    held.left_out(LeftOut([rows], [], START, START), START, START, by_merge=True)
+    known = [held.entries.count]
+    while held._left_out:
+        held._forget_slice(START)
+        known.append(held.entries.count)
+    assert known == [100, 84, 68, 52, 36, 20, 4, 0]
+
+
+def test_rows_of_many_ledgers_are_parted_in_one_pass(monkeypatch):
+    """To look for each of ten thousand ledgers took ten thousand passes over the rows."""
+    looks: list[int] = []
+    flatnonzero = np.flatnonzero
+
+    def counted(column: np.ndarray) -> np.ndarray:
+        looks.append(len(column))
+        return flatnonzero(column)
+
+    monkeypatch.setattr(np, "flatnonzero", counted)
+    rows = row_of(*((time, ledger_id, 5) for time in (1, 2) for ledger_id in range(100, 0, -1)))
+    parted = list(stale_entries._by_ledger(rows))
+    assert looks == [200]
+    assert [(key, some.deliver_at_ms.tolist()) for key, some in parted] == [
+        (ledger_id, [1, 2]) for ledger_id in range(1, 101)
+    ]
+
+
 def test_what_is_leaving_twice_counts_on_although_the_frontier_has_passed_it_stale_1():
     stale = StaleRows(lambda ledger_id: GONE)
     row = row_of((10, 1, 5))
