@@ -154,6 +154,8 @@ class Walk:
         await asyncio.sleep(0)
         if self.rng.random() < 0.8:
             await waiting
+            await asyncio.sleep(1)  # so that many are delivered, and some are acknowledged
+            await self.ack()
 
     async def purge(self) -> None:
         name = self.rng.choice(NAMES)
