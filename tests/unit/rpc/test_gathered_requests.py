@@ -38,6 +38,14 @@ def accepted() -> Accepted:
     return Accepted((IdRange(1, 0, 1),), 0, asyncio.get_running_loop().create_future())
 
 
+def under_way(gathered: GatheredRequests) -> list[Accepted]:
+    """Put so many records of a stream on their way that the next request waits."""
+    records = [accepted() for _ in range(UNDER_WAY)]
+    for record in records:
+        gathered.submitted(record)
+    return records
+
+
 def take(gathered: GatheredRequests) -> list[bytes]:
     with gathered.taken() as requests:
         return requests
@@ -78,9 +86,7 @@ async def test_what_comes_while_requests_are_on_their_way_together_waits_until_t
 
 async def test_a_record_that_failed_is_on_its_way_no_more():
     gathered = GatheredRequests(GatheredBytes())
-    records = [accepted() for _ in range(UNDER_WAY)]
-    for record in records:
-        gathered.submitted(record)
+    records = under_way(gathered)
     gathered.add(b"x")
     assert gathered.may_wait
     records[0].durable.set_exception(OSError())
@@ -91,9 +97,7 @@ async def test_a_record_that_failed_is_on_its_way_no_more():
 
 async def test_a_record_that_was_stored_before_somebody_waits_for_it_releases_what_has_gathered():
     gathered = GatheredRequests(GatheredBytes())
-    records = [accepted() for _ in range(UNDER_WAY)]
-    for record in records:
-        gathered.submitted(record)
+    records = under_way(gathered)
     gathered.add(b"x")
     for record in records:
         record.durable.set_result(None)
@@ -106,8 +110,7 @@ async def test_a_record_that_was_stored_before_somebody_waits_for_it_releases_wh
 async def test_what_was_taken_counts_until_it_is_on_its_way(size: int):
     of_all = GatheredBytes()
     gathered = GatheredRequests(of_all)
-    for _ in range(UNDER_WAY):
-        gathered.submitted(accepted())
+    under_way(gathered)
     gathered.add(bytes(size))
     with gathered.taken():
         assert of_all.held == size
@@ -126,8 +129,7 @@ async def test_what_was_taken_counts_until_it_is_on_its_way(size: int):
 async def test_a_stream_holds_a_bounded_number_of_requests_and_bytes(size: int):
     of_all = GatheredBytes()
     gathered = GatheredRequests(of_all)
-    for _ in range(UNDER_WAY):
-        gathered.submitted(accepted())
+    under_way(gathered)
     count = 0
     while gathered.may_wait:
         assert count < REQUESTS_MAX
