@@ -194,9 +194,18 @@ async def test_probes_are_answered_while_others_only_begin_theirs(serve: Serve):
 
 async def test_probes_wait_for_no_turn_of_calls(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reception, "_TURN_SECONDS_MIN", 60.0)  # no call gives its turn up
+    held = []
+    hold = reception.Turns._hold
+
+    def note(self: reception.Turns, place: reception.BegunCall, since: float) -> None:
+        held.append(place)
+        hold(self, place, since)
+
+    monkeypatch.setattr(reception.Turns, "_hold", note)
     wire = await serve(receiving_bytes_max=2 * REQUEST_BYTES, **SMALL)
     assert reception.turns_of(wire.broker.config) == 2
     async with squatting(wire, 1, connections=3):
+        await eventually(lambda: len(held) == 2)
         await healthy(wire)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -502,6 +502,7 @@ def test_a_record_with_a_field_at_a_bound_is_refused_or_lived_with(kind: type) -
     times=st.lists(st.integers(1, TIME_MS_MAX), min_size=2, max_size=9),
     often=st.sampled_from([1, 1_100]),
 )
+@example(expire_ms=EXPIRE_MS_MAX, times=[1, TIME_MS_MAX], often=1)
 @settings(max_examples=at_depth(fast=5, change=15, deep=300))
 def test_no_row_of_moves_brings_a_ledgers_expiry_out_of_its_type(
     expire_ms: int, times: list[int], often: int
