@@ -71,9 +71,17 @@ def compact_live(setup: Setup) -> Figures:
 
         def begin() -> None:
             # As deploy/systemd runs it: the client, which measures, has the same core.
-            command = ["nice", "-n", "15", *_command("--address", broker.address, "--apply")]
+            command = _command("--address", broker.address, "--apply")
             env = environment(setup.source)
-            jobs.append(spawn(setup.client_core, command, env=env, cwd=setup.source, stdout=subprocess.PIPE))
+            job = spawn(
+                setup.client_core,
+                command,
+                niceness=15,
+                env=env,
+                cwd=setup.source,
+                stdout=subprocess.PIPE,
+            )
+            jobs.append(job)
 
         def end() -> None:
             output, _ = jobs[0].communicate(timeout=_SECONDS_MAX)

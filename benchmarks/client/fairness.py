@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import sys
 import time
@@ -86,7 +85,6 @@ async def quiet(task: dict[str, Any]) -> dict[str, Any]:
 
 async def disturb(task: dict[str, Any]) -> dict[str, Any]:
     """Do what `kind` says until a line comes on standard input."""
-    os.nice(10)  # what is measured is the broker, not who of its clients gets their core
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(raw.connect(task["address"]))
         work = asyncio.create_task(_KINDS[task["kind"]](channel, task["scale"]))

@@ -94,7 +94,6 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
                 **self.spawn_options(),
             )
         return begin
