@@ -75,6 +75,28 @@ async def test_garbage_of_what_was_left_out_is_found_once_that_has_doubled(
 
 
 @pytest.mark.slow
+async def test_objects_that_come_and_go_are_not_walked_for_some_hundreds_of_them() -> None:
+    thresholds, collections = gc.get_threshold(), list[int]()
+    gc.set_threshold(700, 10, 10)  # as a process begins
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collections.append(info["generation"])
+
+    async with watching():
+        gc.collect()
+        gc.callbacks.append(note)
+        try:
+            for _ in range(10):
+                batch = [[i] for i in range(900)]
+                del batch
+        finally:
+            gc.callbacks.remove(note)
+    gc.set_threshold(*thresholds)
+    assert not collections
+
+
+@pytest.mark.slow
 async def test_nothing_is_counted_unless_something_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.disable()
     try:
@@ -87,11 +109,13 @@ async def test_nothing_is_counted_unless_something_was_left_out(monkeypatch: pyt
 
 @pytest.mark.slow
 async def test_the_end_leaves_the_collector_as_it_was() -> None:
-    before = list(gc.callbacks)
+    before, thresholds = list(gc.callbacks), gc.get_threshold()
     async with watching():
         gc.collect()
         assert len(gc.callbacks) == len(before) + 1
+        assert gc.get_threshold() != thresholds
     assert gc.callbacks == before
+    assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
 
 
