@@ -35,6 +35,7 @@ from broker.folder.recovery import (
     open_manifests,
     remove_unnamed,
     replay_journal,
+    sync_manifests,
 )
 from broker.folder.retention import Reclaimer
 from broker.folder.tail_writer import TailWriter
@@ -332,6 +333,7 @@ class Broker:
 
     def _recovered(self, manifests: Manifests, recovered_records: int, started_ns: int) -> None:
         """The log was replayed: remove what nobody names, and tell. Blocks."""
+        sync_manifests(self._vfs, self._layout, manifests)
         remove_unnamed(self._vfs, self._layout, manifests, self.registry)
         self._overdue.read(
             manifests.root.last_alive_ms if self._shard_log is None else self._shard_log.ceiling_ms

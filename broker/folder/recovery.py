@@ -4,7 +4,8 @@
     2  open the journal, which must reach from `checkpoint_lsn` to what the manifests hold
     3  cut each unsealed ledger to the length that its manifest names
     4  replay the journal from `checkpoint_lsn` on; each topic takes what lies above its own `applied_lsn`
-    5  remove what no manifest names
+    5  sync the folders of manifests that may not be durable under their names
+    6  remove what no manifest names
 
 Its cost is bounded by the checkpoint interval, not by what is pending. Recovering twice gives the same state as
 recovering once. Damage raises `Corrupt`, with the file, the offset and what to do; nothing is skipped. Nothing is
@@ -121,11 +122,24 @@ def cut_ledgers(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
                 _check_lengths(vfs, capture.name(layout.ledgers(image.topic_id)), file_lengths(capture))
 
 
+def sync_manifests(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
+    """Make the manifests that were read durable under their names, before the next checkpoint relies on them. Blocks.
+
+    A broker may have been killed between the rename of a manifest and the sync of its folder. A topic's that holds
+    records above the root's lsn is one of a checkpoint that was cut short: nobody has synced its folder since, and if
+    a power cut brought back the one before, a later root would have dropped those records from the journal.
+    """
+    vfs.sync_dir(layout.root)
+    for image in manifests.topics:
+        if image.applied_lsn > manifests.root.checkpoint_lsn:
+            vfs.sync_dir(layout.topic(image.topic_id))
+
+
 def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests, registry: Registry) -> None:
     """Remove what no manifest names, nor what was replayed. Blocks; doing it twice changes nothing.
 
-    A manifest of a broker that was killed may not be durable under its name: a folder is synced before anything goes
-    that the one before may name.
+    A topic's folder is synced before anything goes that the manifest before may name: `sync_manifests` leaves out those
+    whose manifest holds no more records than the root.
     """
     for image in manifests.topics:
         _remove_unnamed_of_topic(vfs, layout, image, registry)
@@ -134,9 +148,8 @@ def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests, registry: Reg
     if vfs.exists(layout.pins):  # of a backup that was being made
         remove_tree(vfs, layout.pins)
     known = {str(topic_id) for topic_id in manifests.root.topics}
-    if unnamed := [name for name in vfs.list_dir(layout.topics) if name not in known]:
-        vfs.sync_dir(layout.root)
-        for name in unnamed:
+    for name in vfs.list_dir(layout.topics):
+        if name not in known:
             remove_tree(vfs, f"{layout.topics}/{name}")
 
 

@@ -8,14 +8,16 @@ each of its operations the power goes.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 
-from broker.testing.mem_vfs import CrashPolicy
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
-from broker.testing.sim_loop import run_sim
+from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import Life, Recorder, Submitted, crash_config, fold, observe, record_history
 from tests.crash.points import same_broker_id
 from tests.depth import at_depth, sampled
@@ -47,6 +49,57 @@ def test_a_start_after_a_kill_relies_on_nothing_that_a_power_cut_takes_back():
         except BaseException as failure:
             failure.add_note(f"killed after operation {killed_at}")
             raise
+
+
+def test_the_journal_goes_after_the_manifest_that_a_killed_checkpoint_left_is_durable():
+    """The next checkpoint has nothing of that topic to write, and says that the journal before it is not needed."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = await checkpoint_twice(clock)
+        node = Node(node.vfs.killed(renamed_at(node, "topics/1/manifest")), clock, node.config).open()
+        await node.produce("orders", [Outgoing(b"of the next life")])
+        await node.checkpoint()
+        await check_cut(node, {"audit": 2, "orders": 2})
+
+    run_sim(scenario, 1)
+
+
+def test_the_journal_at_rest_shrinks_after_the_root_that_a_killed_checkpoint_left_is_durable():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = await checkpoint_twice(clock)
+        node = Node(node.vfs.killed(renamed_at(node, "broker.manifest")), clock, node.config).open()
+        appended = node.vfs.op_count
+        await asyncio.sleep(2.5 * node.config.checkpoint_interval_ms / 1_000)
+        removed = [op.path for op in node.vfs.ops[appended:] if op.kind == "remove"]
+        assert any("/journal/" in path for path in removed)
+        await check_cut(node, {"audit": 2, "orders": 1})
+
+    run_sim(scenario, 1)
+
+
+async def checkpoint_twice(clock: SimClock) -> Node:
+    """A life whose second checkpoint writes the manifest of one of its two topics."""
+    node = Node(MemVfs(), clock, crash_config()).open()
+    await node.produce("audit", [Outgoing(b"first")])
+    await node.produce("orders", [Outgoing(b"of another topic")])
+    await node.checkpoint()
+    await node.produce("audit", [Outgoing(b"second")])
+    await node.checkpoint()
+    node.abandon()
+    return node
+
+
+def renamed_at(node: Node, path: str) -> int:
+    """The last operation that gave a file this name."""
+    ops = enumerate(node.vfs.ops, 1)
+    return max(at for at, op in ops if op.kind == "rename" and op.path.endswith(f"{path}.new"))
+
+
+async def check_cut(node: Node, counts: dict[str, int]) -> None:
+    """The power goes: the next life finds so many messages of each topic, whatever was lost that was not synced."""
+    for policy, seed in product(CrashPolicy, range(8)):
+        found = await observe(node.crash(policy, random.Random(seed)).open(start=False))
+        assert {topic.name: len(topic.messages) for topic in found.values()} == counts, f"{policy} {seed}"
 
 
 async def live_on(clock: SimClock, killed_at: int) -> None:
