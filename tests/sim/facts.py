@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Recovered = dict[int, tuple[str, dict[int, tuple[str, Position]], dict[Position, bytes]]]
 """Topics by id: name, subscriptions by id (name, start), frames by position."""
 
+NEVER_US = 1 << 62
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Message(reference.Message):
@@ -41,7 +43,7 @@ class SentBatch:
     state: str = "asked"
     topic: TopicModel | None = None
     answered: int | None = None
-    stored_us: int = 1 << 62  # when it was answered
+    stored_us: int = NEVER_US  # when it was answered
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +56,10 @@ class TopicModel:
     confirmed: bool = False  # somebody was answered that it exists
     had_subscription: bool = False
     retention_ms: int = 0  # at least so long messages are kept, if that is known
+    indexed_us: int = (
+        NEVER_US  # when the index was first seen to hold all, since this life began or it was built again
+    )
+    rebuilds: int = 0  # of the index in this life, when it was last looked at
     batches: list[SentBatch] = field(default_factory=list)
     by_position: dict[Position, Message] = field(default_factory=dict)
     subscriptions: list[SubscriptionModel] = field(default_factory=list)

@@ -16,9 +16,11 @@ from broker.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.policies import default_subscription_policy
+from broker.topics.topic import Topic
 from tests.harness import Outgoing, RefusedId
 from tests.reference import Violation, require
 from tests.sim.facts import (
+    NEVER_US,
     Creation,
     Fact,
     Message,
@@ -176,6 +178,7 @@ class Model:
     ) -> None:
         """A batch was put into a consumer's outbox, now."""
         self._check_taker(subscription, consumer, batch)
+        self.look_at_index(subscription.topic, consumer.topic)
         check_pace(self.world, subscription, len(batch))
         columns = zip(
             batch.ledger_ids.tolist(),
@@ -208,16 +211,7 @@ class Model:
                 ):  # there a batch may be of many chunks, which were parked in their order
                     require(last_key < key, "order", f"{where} follows {last_key} in a batch")
                 last_key = key
-                # What was indexed before the last one came due must have been handed out before it.
-                undisturbed = self.world.wall.disturbed_us < subscription.last_live_us.get(lane, 0)
-                last = subscription.last_live.get(lane, (0, position)) if undisturbed else (0, position)
-                last_due_us = now_us - (now_ms - last[0]) * 1000
-                in_time = message.batch.stored_us + self.world.slack_us < last_due_us
-                in_time &= now_us > self.world.slow_until_us
-                require(
-                    last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
-                )
-                subscription.last_live[lane], subscription.last_live_us[lane] = max(last, key), now_us
+                self.check_order(subscription, lane, message)
             is_paced = not all(pace.is_free for pace in subscription.paces)
             if (
                 self.world.is_calm and not is_paced and not is_shared_by_key
@@ -269,6 +263,33 @@ class Model:
         require(batch.topic is subscription.topic, "H9", f"{where}: it belongs to another topic")
         require(message.position == position, "P1", f"{where}: its id was {message.position}")
         return message
+
+    def look_at_index(self, mine: TopicModel, topic: Topic) -> None:
+        """Take note of whether all that a topic holds is in its index, as it is not while that is built."""
+        index = topic.index
+        if index.is_rebuilding or index.rebuilds != mine.rebuilds:
+            mine.indexed_us = NEVER_US
+        elif index.position >= topic.log.end:
+            mine.indexed_us = min(mine.indexed_us, self.world.loop.now_us())
+        mine.rebuilds = index.rebuilds
+
+    def check_order(self, subscription: SubscriptionModel, lane: str, message: Message) -> None:
+        """Check that what was in the index before the last one came due is not handed out behind it.
+
+        An index that is built, as at each start, has the rows of one ledger after those of another: what comes due
+        meanwhile is handed out as it is found, with nothing to wait for.
+        """
+        world, key = self.world, (message.due_ms, message.position)
+        now_us, now_ms = world.loop.now_us(), world.wall.now_ms()
+        undisturbed = world.wall.disturbed_us < subscription.last_live_us.get(lane, 0)
+        last = subscription.last_live.get(lane, key) if undisturbed else key
+        if last > key:
+            last_due_us = now_us - (now_ms - last[0]) * 1000
+            indexed_us = max(message.batch.stored_us + world.slack_us, subscription.topic.indexed_us)
+            is_excused = indexed_us >= last_due_us or now_us <= world.slow_until_us
+            what = f"{subscription} {message.position} due at {message.due_ms} follows {last}"
+            require(is_excused, "order", what)
+        subscription.last_live[lane], subscription.last_live_us[lane] = max(last, key), now_us
 
     def check_prompt(
         self,
@@ -449,6 +470,7 @@ class Model:
         """Nobody will be answered any more; what is out is owed again."""
         now_ns = self.world.wall.monotonic_ns()
         for topic in self.topics.values():
+            topic.indexed_us, topic.rebuilds = NEVER_US, 0
             for subscription in topic.subscriptions:
                 subscription.attached.clear()
                 subscription.stalled_us = None

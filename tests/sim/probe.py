@@ -127,6 +127,7 @@ class Probe:
                 continue
             if mine := self._model.topics.get(topic.topic_id):
                 note_ledgers(self._model, mine, {ledger.name.ledger_id for ledger in topic.log})
+                self._model.look_at_index(mine, topic)
             check_rebuilds(self._world, topic)
             for subscription in topic.subscriptions.values():
                 queued = len(subscription.replay)

@@ -110,6 +110,46 @@ def test_what_was_sent_before_is_not_found_by_catch_up():
     bench.run(scenario)
 
 
+@pytest.mark.parametrize("built", ["before", "behind", "meanwhile"])
+def test_what_comes_due_while_the_index_is_built_has_the_order_in_which_it_is_found(built: str):
+    """Seed 1007132: the rows of each ledger took up to a second to be read, after a start with the memory tracker.
+
+    Two messages that were stored long before come due, the one in the second ledger first, and come the other way round.
+    The index is built before that; or it is, but for rows at its end; or between the one and the other.
+    """
+    bench = Bench()
+    bench.world.slack_us = 0
+    index = SimpleNamespace(is_rebuilding=built == "meanwhile", rebuilds=0, position=Position(3, 0))
+    topic = cast(Any, SimpleNamespace(index=index, log=SimpleNamespace(end=Position(3, built == "behind"))))
+    now_ms = bench.world.wall.now_ms()
+    first, second = (
+        Message(
+            Position(ledger_id, 0), b"", due_ms=now_ms + due_ms, ask=Outgoing(b""), batch=bench.message.batch
+        )
+        for ledger_id, due_ms in ((1, 2_000), (2, 1_000))
+    )
+
+    async def scenario() -> None:
+        mine = bench.subscription
+        await asyncio.sleep(0.5)
+        bench.model.look_at_index(mine.topic, topic)
+        await asyncio.sleep(2)
+        bench.model.check_order(mine, "", first)
+        index.is_rebuilding = False
+        bench.model.look_at_index(mine.topic, topic)
+        if built != "before":
+            bench.model.check_order(mine, "", second)
+        if built == "meanwhile":
+            second.due_ms, first.due_ms = (bench.world.wall.now_ms() + ms for ms in (100, 200))
+            await asyncio.sleep(1)
+            bench.model.check_order(mine, "", first)
+        if built != "behind":
+            with pytest.raises(Violation, match="order: "):
+                bench.model.check_order(mine, "", second)
+
+    bench.run(scenario)
+
+
 @pytest.mark.parametrize("held_back", [True, False])
 def test_what_a_pace_held_back_is_late_from_the_moment_it_is_free(held_back: bool):
     """Seed 1003406: two messages were leased, as many as might be, until the policy said no bound."""

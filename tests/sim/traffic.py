@@ -200,7 +200,7 @@ class SimConsumer(Consumer):
         self.attached_us = 0
         self.life = self._life = life
         self._all = model
-        self._topic = topic
+        self.topic = topic
         self._subscription = subscription
         self._rng = life.world.rng(f"consumer {number}")
         self._arrived: deque[list[Message]] = deque()
@@ -274,7 +274,7 @@ class SimConsumer(Consumer):
         self.attached = True
         self.attached_us = self._life.world.loop.now_us()
         try:
-            self._topic.subscriptions.attach(self._subscription, self)
+            self.topic.subscriptions.attach(self._subscription, self)
         except Refused:
             require(is_second, "H9", f"{self.model}: refused a consumer, and has none")
             self.model.attached.remove(self)
@@ -296,9 +296,9 @@ class SimConsumer(Consumer):
         self._all.left(self, keeps_leases=keeps_leases)
         try:
             if keeps_leases:
-                self._topic.subscriptions.detach(self._subscription, self, keep_leases=True)
+                self.topic.subscriptions.detach(self._subscription, self, keep_leases=True)
             else:
-                self._topic.subscriptions.detach(self._subscription, self)
+                self.topic.subscriptions.detach(self._subscription, self)
         except StorageFailed:
             if self._life.failure is None:
                 raise
