@@ -11,10 +11,12 @@ unset PYTHONDONTWRITEBYTECODE
 case $depth in
     fast | deep) export TEST_DEPTH=$depth ;;
 esac
+pytest=("$python" -m pytest)
 if [ "$depth" = deep ]; then
     export HYPOTHESIS_SEED=${HYPOTHESIS_SEED:-$(date -u +%Y%m%d)}
+    # A test of minutes is no hang, and a dump of a thread that is at work can crash the process.
+    pytest+=(-o faulthandler_timeout=3600)
 fi
-pytest=("$python" -m pytest)
 if [ -n "${HYPOTHESIS_SEED:-}" ]; then
     pytest+=("--hypothesis-seed=$HYPOTHESIS_SEED")
     target=test
