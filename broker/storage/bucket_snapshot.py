@@ -134,8 +134,10 @@ SEGMENT_COLUMNS = (
     SegmentColumn("lengths", "segment_bytes", 1, (1 << 32) - 1),
     SegmentColumn("crcs", "segment_crc", 0, (1 << 32) - 1, is_fixed=True),
 )
-"""Another statistic of a segment is a row here, an attribute of `SegmentColumns`, a field of the proto (`make protos`)
-and a fact that `SnapshotBuilder` notes. Reading, writing, room and ranges follow; `_check_segments` relates columns."""
+"""Another statistic of a segment is another format, as files that exist have no such column: a version 2, whose reader
+reads version 1 without it, with a golden file, in docs/formats.md and bucket_dump.py. It is a row here, an attribute of
+`SegmentColumns`, a field of the proto (`make protos`) and a fact that `SnapshotBuilder` notes; writing, room and ranges
+follow, and `_check_segments` relates columns."""
 
 SEGMENT_MEMORY_BYTES = sum(column.dtype.itemsize for column in SEGMENT_COLUMNS) + 8  # for `offsets`
 _SEGMENT_BYTES_MAX = sum(column.bytes_max for column in SEGMENT_COLUMNS)

@@ -9,12 +9,15 @@ know it:
                                  bulk changes in bulk.py
     storage-protos/              its body, if it is a protobuf message (`make protos`)
     topics/topic.py              `APPLIED_BY` (*): the components that apply it, and their `apply` (*)
+    topics/topic.py              `Topic.submit_change` (*), if it cancels or moves: what is submitted by this
+                                 holds its entries back from hand-out until it is applied
     topics/registry.py           instead, if it creates or deletes a topic
     storage/dump.py              `_fields_of` (*): what `postdate-broker dump` prints of it
     folder/consistency.py        `History.apply` (*): what in it a check of the whole journal can contradict
     folder/backup.py             `_NAMING_FILES`, if it names files that exist before it is written
-    tests/golden/make.py         one of it in the golden segment
+    tests/golden/make.py         one of it in a golden segment of its own: `SEGMENTS`; test_golden.py (*)
     tests/unit/storage/test_records.py   `records`: there and back, any bytes, any value out of range
+    tests/unit/topics/test_bounds.py     `use_everything` (*) leaves one; `LEFT_OUT`: fields that it never sets
     tests/crash/history.py       `fold`: what must be left of it after a crash; `play`: a broker that writes one
     docs/formats.md              its body
 """

@@ -17,6 +17,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 from pyroaring import BitMap64
 
@@ -410,8 +411,10 @@ class Topic:
                 changed = record.cancelled
             case BulkStepped():
                 changed = record.change
-            case _:
+            case Cancelled() | Moved():
                 changed = record
+            case _:
+                assert_never(record)
         if changed is not None:
             self.log.under_way.hold(changed.entries)
         return durable

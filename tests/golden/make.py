@@ -21,7 +21,17 @@ from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendm
 from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName, SparseSizes
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import LedgerSpan, encode_metadata
-from broker.storage.bulk import BulkDefinition, BulkEnd, BulkImage, BulkKind, BulkProgress, BulkStanding
+from broker.storage.bulk import (
+    BulkDefinition,
+    BulkEnd,
+    BulkImage,
+    BulkKind,
+    BulkProgress,
+    BulkStanding,
+    BulkStep,
+)
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.frame import encode_group
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
@@ -37,18 +47,27 @@ from broker.storage.manifest import (
 )
 from broker.storage.producers_file import ProducerImage, ProducersImage
 from broker.storage.records import (
+    BulkStepped,
     GivenBack,
+    LedgersDropped,
     Produced,
     Record,
+    Recurred,
+    Replaced,
     ReturnReason,
+    Seeked,
+    Sequences,
     Settled,
     SettleReason,
+    SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicCreated,
     TopicDeleted,
+    TopicPolicyChanged,
+    Transferred,
 )
-from broker.storage.recurring import RecurringImage, RecurringStanding
+from broker.storage.recurring import RecurringImage, RecurringStanding, RecurringStep
 from broker.storage.recurring_values import Definition, OverdueRuns, RecurringProgress, RecurringRule
 from broker.storage.segment import encode_header
 from broker.storage.sparse import as_bitmap, encode_present
@@ -84,7 +103,7 @@ def columns(count: int, first: int = 0, data_offset: int = 0) -> Columns:
 
 
 def records() -> list[Record]:
-    """One of each type; lsn FIRST_LSN and following."""
+    """Types 2 to 8."""
     times, rows, frames = columns(3)
     rows["publish_time_ms"] = NOW_MS
     subscription = SubscriptionImage(
@@ -129,13 +148,57 @@ def records() -> list[Record]:
     ]
 
 
-def segment() -> bytes:
-    """Two groups, then what a torn third would leave: a record without its COMMIT."""
+def later_records() -> list[Record]:
+    """Types 9 to 20, but for LOG_BLANK, which no file has; and a batch with sequence ids."""
+    times, rows, frames = columns(3)
+    numbered = Sequences("übung", 3, np.array([0, 7, (1 << 64) - 1], np.uint64), "q")
+    produced = Produced(3, 13, 3, NOW_MS, times, rows, frames)
+    old_ms = np.array([NOW_MS + 7, NOW_MS + 8], np.int64)
+    changed = Changed(np.array([4, (1 << 32) - 1], np.uint32), old_ms)
+    cancelled = Cancelled(3, {11: changed, (1 << 48) - 1: changed})
+    moved = Moved(3, {11: replace(changed, new_ms=old_ms + 3_600_000)})
+    cron = Definition(RecurringRule(cron="30 2 * * *", zone="Europe/Berlin"), b"\x0a\x01x", NOW_MS)
+    delay = BulkDefinition(BulkKind.DELAY, NOW_MS + 60_000, key_prefix="shop-3/", request_id="r-1", total=70)
+    return [
+        replace(produced, sequences=numbered),
+        cancelled,
+        moved,
+        Seeked(3, 2, Position(11, 8)),
+        TopicPolicyChanged(3, TopicPolicy(tick_ms=500, default_ttl_ms=1)),
+        SubscriptionChanged(3, 2, SubscriptionPolicy(lease_ms=30_000, backoff_multiplier=1.5), paused=True),
+        LedgersDropped(3, (11, (1 << 48) - 1), NOW_MS),
+        Transferred(produced, Settled(7, 1, SettleReason.DEAD_LETTERED, {9: BitMap([1, 5])}), 2),
+        Replaced(produced, cancelled),
+        LedgersCompacted(3, 0x1230, (CompactedLedger(11, 0, 1, 24, 40, BitMap([1, 7, 8]), NOW_MS),), True),
+        Recurred(
+            3,
+            (
+                RecurringStep("cron", RecurringProgress(NOW_MS, NOW_MS + 7, NOW_MS + 9), cron, place=2),
+                RecurringStep("gone", RecurringProgress(0), deleted=True),
+            ),
+            produced,
+            cancelled,
+        ),
+        BulkStepped(3, BulkStep(8, delay, BulkProgress((NOW_MS + 7, 11, 5), 50, 40, 39)), moved),
+        BulkStepped(3, BulkStep(7, None, None, BulkEnd.FAILED, NOW_MS + 9, "WHY", "why", (1, 2))),
+    ]
+
+
+SEGMENTS = {"segment-v1.seg": (records, 2), "later-types-v1.seg": (later_records, 1)}
+"""Golden segments: their records, and in how many groups. A new type of record gets a segment of its own."""
+
+
+def segment(name: str) -> bytes:
+    """The groups, then what a torn one behind them would leave: a record without its COMMIT."""
+    make_records, group_count = SEGMENTS[name]
     data = encode_header(FIRST_LSN)
-    encoded = [(record.type, b"".join(bytes(part) for part in record.encode())) for record in records()]
-    for low, high in ((0, 5), (5, 10)):
-        group = [(int(record_type), [body], len(body)) for record_type, body in encoded[low:high]]
-        data += b"".join(encode_group(FIRST_LSN, len(data), group)[0])
+    encoded = [b"".join(bytes(part) for part in record.encode()) for record in make_records()]
+    framed = [
+        (int(record.type), [body], len(body)) for record, body in zip(make_records(), encoded, strict=True)
+    ]
+    per_group = len(framed) // group_count
+    for low in range(0, len(framed), per_group):
+        data += b"".join(encode_group(FIRST_LSN, len(data), framed[low : low + per_group])[0])
     torn = b"".join(encode_group(FIRST_LSN, len(data), [(8, [b"torn"], 4)])[0])
     return data + torn[:20]
 
@@ -352,7 +415,7 @@ def bulk_image() -> BulkImage:
 def build() -> dict[str, bytes]:
     """Every golden file by its path below this folder."""
     return {
-        "segment-v1.seg": segment(),
+        **{name: segment(name) for name in SEGMENTS},
         "broker-v1.manifest": encode_broker(broker_image()),
         "topic-v1.manifest": encode_topic(topic_image()),
         "cursor-v1": encode_cursor(cursor_image()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,8 @@ from broker.storage.ledger_files import LedgerFiles, OpenFiles
 from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
 from broker.storage.producers_file import decode_producers
-from broker.storage.records import Produced, decode_record
+from broker.storage.record_types import RecordType
+from broker.storage.records import decode_record
 from broker.storage.recurring import decode_recurring
 from broker.storage.sparse_files import GONE_FRAME, SparseFiles
 from broker.testing.mem_vfs import MemVfs
@@ -42,6 +45,7 @@ FOLDER = Path(__file__).parent
 # Never edit a line of these; a new version of a format adds lines.
 SHA256 = {
     "segment-v1.seg": "92ae2cb458cf9c078e11aca01f565cee717c5d91c8a463d7195c9ff5c8de21a8",
+    "later-types-v1.seg": "bce658e481f2d31a648a6be3004663142816eb645d8e71bb0bcced9cb177c297",
     "broker-v1.manifest": "effa4e56ece2cc17a11790b6ec36f0fd3f9c99bf5bea748e7ab5c963138fc33f",
     "topic-v1.manifest": "675157015baebf5ca5a128f4ff9159f78c0360e3d088d80ab749e870782da753",
     "cursor-v1": "7996546fc348bdb8febe54742b1ca6f00880b9f78359f017d36d621f82c59dc9",
@@ -140,30 +144,51 @@ def test_cursor() -> None:
     ]
 
 
-def test_segment() -> None:
+RECORD_TYPES = {
+    "segment-v1.seg": [5, 7, 2, 3, 4, 3, 4, 4, 8, 6],
+    "later-types-v1.seg": [2, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 20],
+}
+"""Of the records in the golden segments."""
+
+
+@pytest.mark.parametrize("name", make.SEGMENTS)
+def test_segment(name: str) -> None:
     vfs = MemVfs()
     vfs.make_dir("journal")
     path = f"journal/{make.FIRST_LSN:016x}.seg"
-    vfs.open(path, create=True).pwrite([read("segment-v1.seg")], 0)
-    first, last = 0x1234, 0x1234 + 9
+    vfs.open(path, create=True).pwrite([read(name)], 0)
+    first, types = 0x1234, RECORD_TYPES[name]
     group_log = LocalGroupLog(vfs, "journal")
-    group_log.open(first, last)
+    group_log.open(first, first + len(types) - 1)
     found = list(records_from(group_log.read(first), first))
-    assert [(lsn, record_type) for lsn, record_type, _ in found] == list(
-        enumerate([5, 7, 2, 3, 4, 3, 4, 4, 8, 6], first)
-    )
-    for (_, record_type, body), expected in zip(found, make.records(), strict=True):
+    assert [(lsn, record_type) for lsn, record_type, _ in found] == list(enumerate(types, first))
+    for (_, record_type, body), expected in zip(found, make.SEGMENTS[name][0](), strict=True):
         record = decode_record(record_type, body)
-        if isinstance(record, Produced):
-            assert isinstance(expected, Produced)
-            assert (record.times.tolist(), record.rows.tolist(), bytes(record.frames)) == (
-                expected.times.tolist(),
-                expected.rows.tolist(),
-                expected.frames,
-            )
-        else:
-            assert record == expected
-    assert len(read("segment-v1.seg")) - vfs.open(path).size() == 20  # the torn third group was cut
+        assert values_in(record) == values_in(expected)
+    assert len(read(name)) - vfs.open(path).size() == 20  # the torn group behind them was cut
+
+
+def values_in(part: Any) -> Any:
+    """A record, or part of one, as values that compare."""
+    if isinstance(part, np.ndarray):
+        return part.tolist()
+    if isinstance(part, memoryview):
+        return bytes(part)
+    if isinstance(part, tuple):
+        return tuple(map(values_in, part))
+    if isinstance(part, dict):
+        return {key: values_in(value) for key, value in part.items()}
+    if dataclasses.is_dataclass(part):
+        fields = {field.name: values_in(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        return type(part), fields
+    return part
+
+
+def test_every_type_of_record_is_in_a_golden_segment() -> None:
+    """But for the journal's own COMMIT, which each group has, and LOG_BLANK, which no file has."""
+    assert make.SEGMENTS.keys() == RECORD_TYPES.keys()
+    in_segments = {each for types in RECORD_TYPES.values() for each in types}
+    assert in_segments == set(RecordType) - {RecordType.COMMIT, RecordType.LOG_BLANK}
 
 
 @pytest.mark.parametrize(

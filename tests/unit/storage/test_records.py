@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
-from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.policy import SubscriptionPolicy
 from broker.storage.bulk import BulkDefinition, BulkEnd, BulkKind, BulkProgress, BulkStep
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
@@ -66,6 +66,9 @@ from tests.unit.storage.test_manifest import (
 from tests.unit.storage.test_policy import subscription_policies, topic_policies
 
 TYPES = [each for each in RecordType if each not in (RecordType.COMMIT, RecordType.LOG_BLANK)]
+
+
+GOLDEN = [*make.records(), *make.later_records()]
 
 
 def encode(record: Record) -> bytes:
@@ -332,7 +335,7 @@ def test_any_bytes_give_a_record_or_corrupt(record_type: int, body: bytes) -> No
         encode(record)
 
 
-@pytest.mark.parametrize("record", make.records(), ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize("record", GOLDEN, ids=lambda record: type(record).__name__)
 @given(data=st.data())
 def test_changed_bytes_give_a_record_or_corrupt(record: Record, data: st.DataObject) -> None:
     body = bytearray(encode(record))
@@ -349,7 +352,7 @@ def test_changed_bytes_give_a_record_or_corrupt(record: Record, data: st.DataObj
             assert encode(decode(found.type, encode(found))) == encode(found)
 
 
-@pytest.mark.parametrize("record", make.records(), ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize("record", GOLDEN, ids=lambda record: type(record).__name__)
 def test_a_cut_record_is_corrupt_or_another_record(record: Record) -> None:
     body = encode(record)
     for length in range(min(len(body), 400)):
@@ -379,14 +382,7 @@ def with_newer_field(message: Message) -> Iterator[bytes]:
                 yield changed.SerializeToString()
 
 
-FRAMED_MESSAGES = [
-    *(record for record in make.records() if hasattr(pb, type(record).__name__)),
-    Seeked(3, 2, Position(4, 5)),
-    SubscriptionChanged(3, 2, SubscriptionPolicy(lease_ms=30_000), paused=True),
-    TopicPolicyChanged(3, TopicPolicy(tick_ms=500)),
-    LedgersDropped(3, (4, 5), came_due_ms=7),
-    LedgersCompacted(3, 8, (CompactedLedger(4, 0, 1, 100, 60, BitMap([1, 5]), 0),), files_follow=True),
-]
+FRAMED_MESSAGES = [record for record in GOLDEN if hasattr(pb, type(record).__name__)]
 
 
 @pytest.mark.parametrize("record", FRAMED_MESSAGES, ids=lambda record: type(record).__name__)
