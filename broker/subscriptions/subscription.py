@@ -1,9 +1,9 @@
 """One subscription: what it is owed and by which ways it gets it, who holds what, and what of that is durable.
 
 Two kinds of state, never mixed. *Durable* state (cursor, attempts, what waits for redelivery) changes only in
-`apply_*`, which the journal calls in lsn order, today and in a recovery: no clock, no configuration, no lease is
-looked at there. *Volatile* state (consumers, leases, queues, read position) changes on the loop and is lost in a
-crash, after which every unsettled entry is owed again.
+`apply_*`, which the journal calls in lsn order, today and in a recovery: no clock, no setting and no lease has a
+part in it. *Volatile* state (consumers, leases, queues, read position, the effective policy) changes on the loop and is
+lost in a crash, after which every unsettled entry is owed again.
 
 Who is attached is the affair of `consumers`, what is decided about entries that of `decisions`; what consumers ask
 for, and how they are answered, stands above all this, in `requests`.
@@ -219,6 +219,7 @@ class Subscription:
     def apply_changed(self, record: SubscriptionChanged) -> None:
         """Other settings hold, or it is paused or not."""
         self.image = replace(self.image, policy=record.policy, paused=record.paused)
+        # Follows from settings: volatile, never captured, and no durable state may depend on it.
         self.policy = self.decisions.policy = effective(record.policy, self._services.defaults)
         self.consumers.pause(paused=record.paused)
         self.pacing.forget()

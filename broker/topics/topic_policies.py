@@ -24,7 +24,7 @@ class TopicPolicies:
         self.effective = effective(image.policy, default_topic_policy(config))
 
     def apply(self, record: Record, lsn: int) -> None:
-        """See `Applier`."""
+        """See `Applier`. `effective` follows from settings: it is volatile, and no durable state may depend on it."""
         match record:
             case TopicPolicyChanged():
                 self.own = record.policy
