@@ -128,10 +128,10 @@ class LogAmendments(Mapping[int, Amendments]):
 
     def __init__(self) -> None:
         self._by_ledger: dict[int, Amendments] = {}
-        self.changed: set[int] = set()
+        self.dirty: set[int] = set()
         """Ledgers with other amendments than when they were captured last."""
-        self.changes = 0
-        """Number of changes: times that were read before may be others by now."""
+        self.version = 0
+        """Another one: times that were read before may be others by now."""
 
     def __getitem__(self, ledger_id: int) -> Amendments:
         return self._by_ledger[ledger_id]
@@ -155,12 +155,12 @@ class LogAmendments(Mapping[int, Amendments]):
     def put(self, ledger_id: int, amendments: Amendments) -> None:
         """Set all amendments of a ledger."""
         self._by_ledger[ledger_id] = amendments
-        self.changed.add(ledger_id)
-        self.changes += 1
+        self.dirty.add(ledger_id)
+        self.version += 1
 
     def drop(self, ledger_id: int) -> None:
         self._by_ledger.pop(ledger_id, None)
-        self.changed.discard(ledger_id)
+        self.dirty.discard(ledger_id)
 
     @property
     def cancelled_count(self) -> int:
@@ -290,8 +290,8 @@ class TopicLog:
 
     def take_changes(self) -> LogChanges:
         """Return what changed since this was called last, for a checkpoint to write."""
-        changes = LogChanges(self.dirty, self.amendments.changed, self.dropped)
-        self.dirty, self.amendments.changed, self.dropped = {}, set(), []
+        changes = LogChanges(self.dirty, self.amendments.dirty, self.dropped)
+        self.dirty, self.amendments.dirty, self.dropped = {}, set(), []
         return changes
 
     def take_back(self, dropped: Sequence[DroppedLedger]) -> None:

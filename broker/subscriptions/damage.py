@@ -46,7 +46,7 @@ async def read_on(subscription: Subscription) -> None:
         await reader.fill()
     except Corrupt:
         ledger_id, ids = reader.step_over()
-        refused: Array = subscription.not_owed(ledger_id, ids)
+        refused: Array = subscription.settled_or_in(ledger_id, ids)
         if len(rest := ids[~refused]):
             subscription.states.put_back(0, {ledger_id: bitmap_of(rest)})
 

@@ -67,8 +67,8 @@ PROMISED: Final = (State.SETTLING, State.RETURNING, State.GIVING_UP)
 """States of entries of which a record decides that is on its way, or soon will be."""
 HELD: Final = (State.LEASED, *PROMISED)
 """States of entries that somebody holds, or decides about."""
-NOT_UNSENT: Final = (*HELD, State.QUEUED, State.PARKED)
-"""States that have a column, most likely first."""
+IN_COLUMNS: Final = (*HELD, State.QUEUED, State.PARKED)
+"""States that have a column, most likely first. A reader or a chunk that brings such an entry leaves it alone."""
 
 
 _TABLE: Final = """
@@ -103,7 +103,7 @@ def _read(table: str) -> dict[str, dict[State, State]]:
 TRANSITIONS: Final = _read(_TABLE)
 """State of an entry after an event, by event and by the state before; the event asserts that there is one."""
 _REFUSED: Final = {
-    event: [state for state in NOT_UNSENT if state not in row] for event, row in TRANSITIONS.items()
+    event: [state for state in IN_COLUMNS if state not in row] for event, row in TRANSITIONS.items()
 }
 
 

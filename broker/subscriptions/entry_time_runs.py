@@ -31,12 +31,12 @@ from broker.model import (
 )
 
 BLOCK_ROWS = 4096
-NEVER_MS = (1 << 63) - 1
+NEVER = (1 << 63) - 1
 
 Mask = npt.NDArray[np.bool_]
 UInt16Column = npt.NDArray[np.uint16]
 Chunk = tuple[int, int, BitMap]
-"""Entries of one ledger under one time: (time_ms, ledger_id, entries)."""
+"""Entries of one ledger under one time: (time, ledger_id, entries)."""
 
 _NOTHING = BitMap()
 _FIRST = np.zeros(BLOCK_ROWS, np.uint16)  # the slots of every block that is of one ledger
@@ -93,13 +93,13 @@ class Block:
         return mask, hits
 
 
-def blocks_at(time_ms: int, entries: Entries) -> Iterator[Block]:
+def blocks_at(time: int, entries: Entries) -> Iterator[Block]:
     """Blocks of entries that have one time."""
     for ledger_id, bitmap in entries.items():
         ids = ids_of(bitmap)
         for start in range(0, len(ids), BLOCK_ROWS):
             some = ids[start : start + BLOCK_ROWS].copy()  # or a block would keep all of the column in memory
-            times = np.broadcast_to(np.int64(time_ms), len(some))
+            times = np.broadcast_to(np.int64(time), len(some))
             yield Block(times, np.array([ledger_id], np.int64), _FIRST[: len(some)], some)
 
 
@@ -118,7 +118,7 @@ def blocks_of_chunks(chunks: Sequence[Chunk]) -> Iterator[Block]:
     """Blocks of a few chunks, none of them empty."""
     counts = [len(bitmap) for _, _, bitmap in chunks]
     yield from blocks_of(
-        np.repeat(np.array([time_ms for time_ms, _, _ in chunks], np.int64), counts),
+        np.repeat(np.array([time for time, _, _ in chunks], np.int64), counts),
         np.repeat(np.array([ledger_id for _, ledger_id, _ in chunks], np.int64), counts),
         np.concatenate([ids_of(bitmap) for _, _, bitmap in chunks]),
     )
@@ -160,7 +160,7 @@ class Run:
         return count_entries(self.held)
 
     @property
-    def last_ms(self) -> int:
+    def last_time(self) -> int:
         return int(self.blocks[-1].times[-1]) if self.blocks else -1
 
     def append(self, blocks: Iterator[Block], entries: Entries) -> None:
@@ -175,10 +175,10 @@ class Run:
             self.end += len(block)
         merge_entries(self.held, entries)
 
-    def pop_through(self, time_ms: int) -> tuple[Block | None, Entries]:
+    def pop_through(self, time: int) -> tuple[Block | None, Entries]:
         """Take away the first rows, of one block at most, up to a time: those that hold, and their entries."""
         block, start = self.blocks[0], self._starts[0]
-        count = int(np.searchsorted(block.times, time_ms, side="right"))
+        count = int(np.searchsorted(block.times, time, side="right"))
         if count == len(block):
             del self.blocks[0], self._starts[0]
         else:
@@ -202,7 +202,7 @@ class Run:
         """The time of a row, or of the first one if that row is gone."""
         row = max(row, self.begin_row)
         if row >= self.end:
-            return NEVER_MS
+            return NEVER
         at = bisect_right(self._starts, row) - 1
         return int(self.blocks[at].times[row - self._starts[at]])
 
@@ -254,18 +254,18 @@ class Run:
             row += len(rest)
         return self.end
 
-    def find_due(self, now_ms: int, waits: Entries, rows_max: int) -> tuple[Entries, int]:
+    def find_due(self, now: int, waits: Entries, rows_max: int) -> tuple[Entries, int]:
         """Find due entries among the next `rows_max` rows or a few more; returns them and the number of rows read."""
         first = max(self.pending, self.begin_row)
-        if self.last_ms <= now_ms:
+        if self.last_time <= now:
             self.pending = self.end  # no row needs to be looked at
             return common_entries(self.held, waits), 0
         due: Entries = {}
         row = first
-        while row - first < rows_max and self.time_at(row) <= now_ms:
+        while row - first < rows_max and self.time_at(row) <= now:
             at = bisect_right(self._starts, row) - 1
             rest = self.blocks[at].part(slice(row - self._starts[at], None))
-            part = rest.part(slice(0, int(np.searchsorted(rest.times, now_ms, side="right"))))
+            part = rest.part(slice(0, int(np.searchsorted(rest.times, now, side="right"))))
             merge_entries(due, common_entries(common_entries(part.entries(), self.held), waits))
             row += len(part)
         self.pending = row

@@ -1,5 +1,8 @@
 """A map from entries to times for a million of them and more, as columns. Pure: no file, no clock, no await.
 
+A time is a number of the owner's unit: milliseconds of the wall clock in the redelivery queue, nanoseconds of the
+monotonic clock for leases.
+
 What is put gathers in chunks until they fill a block or one of them is due; then they become a run
 (`entry_time_runs`). Two runs of about one size are merged into a third, a block or two with each change, so that no
 single step is long: a row is moved about as often as the number of rows doubles. While a merge is under way all three
@@ -34,7 +37,7 @@ from broker.model import (
 from broker.storage.manifest import LedgerTimes
 from broker.subscriptions.entry_time_runs import (
     BLOCK_ROWS,
-    NEVER_MS,
+    NEVER,
     Block,
     Chunk,
     Run,
@@ -65,9 +68,9 @@ class TimesCapture:
     def by_ledger(self) -> dict[int, LedgerTimes]:
         """All of it by ledger, rising. Takes a while if it is much; for any thread."""
         columns: Columns = {}
-        for time_ms, ledger_id, bitmap in self.chunks:
+        for time, ledger_id, bitmap in self.chunks:
             held = {ledger_id: bitmap & self.gathering.get(ledger_id, BitMap())}
-            for block in blocks_at(time_ms, held):
+            for block in blocks_at(time, held):
                 _collect(columns, block, held)
         for blocks, held in self.runs:
             for block in blocks:
@@ -82,7 +85,7 @@ class _Gathering:
     chunks: list[Chunk] = field(default_factory=list)
     named: Entries = field(default_factory=dict)
     held: Entries = field(default_factory=dict)
-    first_ms: int = NEVER_MS  # of those that wait, when they were put
+    first_time: int = NEVER  # of those that wait, when they were put
     row_count: int = 0
     waiting_count: int = 0  # likewise
 
@@ -101,20 +104,20 @@ class EntryTimes:
         if times:
             self._load(times)
 
-    def put(self, time_ms: int, entries: Entries) -> None:
+    def put(self, time: int, entries: Entries) -> None:
         """Note entries under a time, for which they wait unless it is 0; an older time of theirs is forgotten."""
         self.forget(entries)
-        if time_ms:
+        if time:
             merge_entries(self.waits, entries)
         count = count_entries(entries)
         if not count:
             return
         if count >= BLOCK_ROWS:
-            self._add_run(blocks_at(time_ms, entries), entries)
+            self._add_run(blocks_at(time, entries), entries)
         else:
             if common_entries(self._gathering.named, entries):
                 self._flush()
-            self._gather(time_ms, entries, count)
+            self._gather(time, entries, count)
         self._merge(1 + count * 8 // BLOCK_ROWS)
 
     def forget(self, entries: Entries) -> None:
@@ -148,31 +151,31 @@ class EntryTimes:
             merge_entries(self.waits, run.held)
             run.pending = run.unsent = 0
 
-    def find_due(self, now_ms: int, rows_max: int) -> tuple[Entries, bool]:
+    def find_due(self, now: int, rows_max: int) -> tuple[Entries, bool]:
         """Find due entries; only a part of them (then True) if that is long work."""
-        if self._gathering.first_ms <= now_ms:
+        if self._gathering.first_time <= now:
             self._flush()
         due: Entries = {}
         for run in self._runs:
-            if run.time_at(run.pending) <= now_ms:
-                entries, row_count = run.find_due(now_ms, self.waits, rows_max)
+            if run.time_at(run.pending) <= now:
+                entries, row_count = run.find_due(now, self.waits, rows_max)
                 merge_entries(due, entries)
                 rows_max -= row_count
                 if rows_max <= 0:
                     return due, True
         return due, False
 
-    def next_ms(self) -> int:
-        """The earliest time for which an entry waits that was not found to be due; NEVER_MS if there is none."""
-        return self._first_ms(unsent=False)
+    def next_time(self) -> int:
+        """The earliest time for which an entry waits that was not found to be due; NEVER if there is none."""
+        return self._first_time(unsent=False)
 
-    def first_ms(self) -> int:
-        """The earliest time of an entry that waits, found to be due or not; NEVER_MS if there is none."""
+    def first_time(self) -> int:
+        """The earliest time of an entry that waits, found to be due or not; NEVER if there is none."""
         if not self._are_marks_valid:
             for run in self._runs:
                 run.unsent = 0
             self._are_marks_valid = True
-        return self._first_ms(unsent=True)
+        return self._first_time(unsent=True)
 
     def held_among(self, entries: Entries) -> Entries:
         """Return which of some entries are here, under whatever time."""
@@ -187,8 +190,8 @@ class EntryTimes:
         if not entries:
             return matches
         gathered = common_entries(entries, self._gathering.held)
-        for time_ms, ledger_id, bitmap in self._gathering.chunks if gathered else ():
-            if time_ms:
+        for time, ledger_id, bitmap in self._gathering.chunks if gathered else ():
+            if time:
                 merge_entries(matches, common_entries({ledger_id: bitmap}, gathered))
         for run in self._runs:
             if held := common_entries(entries, run.held):
@@ -199,9 +202,9 @@ class EntryTimes:
         """The times of those of some entries that are here. Costs what the runs that hold them have in rows."""
         times: dict[int, int] = {}
         gathered = entry_ids & self._gathering.held.get(ledger_id, _NOTHING)
-        for time_ms, chunk_ledger_id, bitmap in self._gathering.chunks if gathered else ():
+        for time, chunk_ledger_id, bitmap in self._gathering.chunks if gathered else ():
             if chunk_ledger_id == ledger_id:
-                times |= dict.fromkeys(bitmap & gathered, time_ms)
+                times |= dict.fromkeys(bitmap & gathered, time)
         for run in self._runs:
             if held := entry_ids & run.held.get(ledger_id, _NOTHING):
                 times |= run.times_of(ledger_id, held)
@@ -215,36 +218,36 @@ class EntryTimes:
             tuple((tuple(run.blocks), _copy(run.held)) for run in self._runs),
         )
 
-    def _first_ms(self, *, unsent: bool) -> int:
-        first_ms = NEVER_MS
+    def _first_time(self, *, unsent: bool) -> int:
+        first = NEVER
         for run in self._runs:
             mark = max(run.unsent, run.first_timed) if unsent else run.pending
-            if run.time_at(mark) < first_ms:
+            if run.time_at(mark) < first:
                 mark = run.first_waiting(mark, self.waits)
                 if unsent:
                     run.unsent = mark
                 else:
                     run.pending = mark
-                first_ms = min(first_ms, run.time_at(mark))
-        if self._gathering.first_ms < first_ms:
+                first = min(first, run.time_at(mark))
+        if self._gathering.first_time < first:
             # Exact times need rows, unless all that was put still waits.
             if (
                 count_entries(common_entries(self._gathering.held, self.waits))
                 == self._gathering.waiting_count
             ):
-                return self._gathering.first_ms
+                return self._gathering.first_time
             self._flush()
-            return self._first_ms(unsent=unsent)
-        return first_ms
+            return self._first_time(unsent=unsent)
+        return first
 
-    def _gather(self, time_ms: int, entries: Entries, count: int) -> None:
+    def _gather(self, time: int, entries: Entries, count: int) -> None:
         gathering = self._gathering
-        gathering.chunks += [(time_ms, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items()]
+        gathering.chunks += [(time, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items()]
         merge_entries(gathering.named, entries)
         merge_entries(gathering.held, entries)
         gathering.row_count += count
-        if time_ms:
-            gathering.first_ms = min(gathering.first_ms, time_ms)
+        if time:
+            gathering.first_time = min(gathering.first_time, time)
             gathering.waiting_count += count
         if gathering.row_count >= BLOCK_ROWS or len(gathering.chunks) >= _CHUNKS_MAX:
             self._flush()
@@ -254,8 +257,8 @@ class EntryTimes:
         gathering, self._gathering = self._gathering, _Gathering()
         nothing = BitMap()
         chunks = [
-            (time_ms, ledger_id, bitmap & gathering.held.get(ledger_id, nothing))
-            for time_ms, ledger_id, bitmap in gathering.chunks
+            (time, ledger_id, bitmap & gathering.held.get(ledger_id, nothing))
+            for time, ledger_id, bitmap in gathering.chunks
         ]
         chunks = [chunk for chunk in chunks if chunk[2]]
         if chunks:
@@ -293,12 +296,12 @@ class EntryTimes:
         """Move the rows that come next."""
         sources = [run for run in self._sources if run.blocks and run.held]
         if sources:
-            time_ms = min(int(run.blocks[0].times[-1]) for run in sources)
+            time = min(int(run.blocks[0].times[-1]) for run in sources)
             target = self._target
             parts: list[Block] = []
             moved: Entries = {}
             for run in sources:
-                part, entries = run.pop_through(time_ms)
+                part, entries = run.pop_through(time)
                 if part is not None:
                     parts.append(part)
                     merge_entries(moved, entries)

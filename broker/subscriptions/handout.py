@@ -63,7 +63,7 @@ class Read:
     times: Int64Column
     rows: RowColumn
     frames: list[bytes]
-    changes: int  # of the log, before this was read
+    version: int  # of the log's amendments, before this was read
     has_doubles: bool = False  # an entry was taken twice: moved, it is in a chunk under each of its times
     unread: Array | None = None  # where nothing was read, and is not to be sent; None: nowhere
 
@@ -109,13 +109,18 @@ class HandOut:
     async def read(self, taken: Taken) -> Read:
         """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
         bytes_max = self._subscription.limits.batch_bytes
-        changes = self._subscription.log.amendments.changes
+        version = self._subscription.log.amendments.version
         first = int(taken.ledger_ids[0])
         if taken.in_order:
             some_times, some_rows, some_frames, some_unread = await self._read_ledger(
                 first, taken.entry_ids, bytes_max
             )
-            return Read(some_times, some_rows, some_frames, changes, unread=some_unread)
+            return Read(some_times, some_rows, some_frames, version, unread=some_unread)
+        return await self._read_scattered(taken, version)
+
+    async def _read_scattered(self, taken: Taken, version: int) -> Read:
+        """Read entries of a chunk: sorted, those of a ledger together, then put back into the order of delivery."""
+        bytes_max = self._subscription.limits.batch_bytes
         assert taken.expected_ms is not None
         order = np.lexsort((taken.entry_ids, taken.ledger_ids))
         ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
@@ -128,10 +133,8 @@ class HandOut:
             some_times, some_rows, some_frames, some_unread = await self._read_ledger(
                 int(ledger_ids[start]), wanted_ids, bytes_max
             )
-            some_frames = [
-                *some_frames,
-                *([b""] * (len(wanted_ids) - len(some_frames))),
-            ]  # none is ever empty
+            # b"" stands for a frame that was not read, as no frame is empty.
+            some_frames = [*some_frames, *[b""] * (len(wanted_ids) - len(some_frames))]
             if some_unread is None:
                 some_unread = np.zeros(len(wanted_ids), dtype=np.bool_)
             if len(wanted_ids) < end - start:
@@ -159,7 +162,7 @@ class HandOut:
             np.concatenate(times)[place],
             rows_in_order,
             frames,
-            changes,
+            version,
             bool(is_double.any()),
             unread[place] if unread.any() else None,
         )
@@ -170,13 +173,13 @@ class HandOut:
         """Times and rows, frames of a prefix, and where nothing was read (None: nowhere)."""
         settled = self._subscription.cursor.settled_mask(ledger_id, entry_ids)
         if settled is None:
-            return await self._read_owed(ledger_id, entry_ids, bytes_max)
+            return await self._read_unsettled(ledger_id, entry_ids, bytes_max)
         count = len(entry_ids)
         times, rows, unread = np.zeros(count, np.int64), np.zeros(count, ROW), settled
         at = np.flatnonzero(~unread)
         some_frames: list[bytes] = []
         if len(at):
-            times[at], rows[at], some_frames, some_unread = await self._read_owed(
+            times[at], rows[at], some_frames, some_unread = await self._read_unsettled(
                 ledger_id, entry_ids[at], bytes_max
             )
             if some_unread is not None:
@@ -186,7 +189,7 @@ class HandOut:
             frames[place] = frame
         return times, rows, frames, unread
 
-    async def _read_owed(
+    async def _read_unsettled(
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
     ) -> tuple[Int64Column, RowColumn, list[bytes], Array | None]:
         log = self._subscription.log
@@ -208,8 +211,8 @@ class HandOut:
         keep = ~self._refused(taken)
         if read.unread is not None:
             keep &= ~read.unread
-        owed_count = int(np.count_nonzero(keep))
-        has_changed = read.changes != subscription.log.amendments.changes
+        sendable_count = int(np.count_nonzero(keep))
+        has_changed = read.version != subscription.log.amendments.version
         if has_changed:
             self._refresh(taken, read)
         if taken.expected_ms is not None:
@@ -228,8 +231,8 @@ class HandOut:
             if early.any():
                 self._wait_for_time(taken, read, early)
         counters = subscription.counters
-        counters.dropped_settled_messages += len(keep) - owed_count
-        counters.dropped_moved_messages += owed_count - there_count
+        counters.dropped_settled_messages += len(keep) - sendable_count
+        counters.dropped_moved_messages += sendable_count - there_count
         counters.dropped_early_messages += held_count - int(np.count_nonzero(keep))
         expire_at_ms = read.rows["expire_at_ms"]
         expired = keep & (expire_at_ms != 0) & (expire_at_ms <= now_ms)
@@ -245,7 +248,7 @@ class HandOut:
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
             now[at] = amendments.effective_now(ledger_id, taken.entry_ids[at], read.times[at])
         read.rows = with_expiry_moved(read.rows, read.times, now)
-        read.times, read.changes = now, amendments.changes
+        read.times, read.version = now, amendments.version
 
     def _refused(self, taken: Taken) -> Array:
         subscription = self._subscription
@@ -446,4 +449,4 @@ def _part(taken: Taken, rows: slice) -> Taken:
 
 def _read_part(read: Read, rows: slice) -> Read:
     unread = read.unread if read.unread is None else read.unread[rows]
-    return Read(read.times[rows], read.rows[rows], read.frames[rows], read.changes, read.has_doubles, unread)
+    return Read(read.times[rows], read.rows[rows], read.frames[rows], read.version, read.has_doubles, unread)

@@ -19,7 +19,7 @@ from broker.model import (
     remove_entries,
     without_entries,
 )
-from broker.subscriptions.entry_time_runs import NEVER_MS
+from broker.subscriptions.entry_time_runs import NEVER
 from broker.subscriptions.entry_times import EntryTimes
 
 _DUE_ROWS = 1 << 17
@@ -70,9 +70,9 @@ class Leases:
         self._held: dict[str, Entries] = {}
         self._grants: list[_Grant] = []  # by deadline
         self._outdated: Entries = {}  # may name more
-        self._deadlines = EntryTimes()  # its times are nanoseconds here
+        self._deadlines = EntryTimes()
         self._late: Entries = {}  # found to be late, and held all the same
-        self._none_before_ns = NEVER_MS  # looked at far more often than a deadline passes
+        self._none_before_ns = NEVER  # looked at far more often than a deadline passes
 
     def grant(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """Lease entries that nobody holds."""
@@ -121,8 +121,8 @@ class Leases:
         """Return entries held beyond their deadline, by consumer. Each stays held: `take_back` ends that."""
         if now_ns >= self._none_before_ns:
             is_more = self._find_late(now_ns)
-            first_ns = self._grants[0].deadline_ns if self._grants else NEVER_MS
-            self._none_before_ns = now_ns if is_more else min(first_ns, self._deadlines.next_ms())
+            first_ns = self._grants[0].deadline_ns if self._grants else NEVER
+            self._none_before_ns = now_ns if is_more else min(first_ns, self._deadlines.next_time())
         if not self._late:
             return []
         by_consumer = ((consumer_id, self.held_by(consumer_id, self._late)) for consumer_id in self._held)
@@ -187,7 +187,7 @@ class Leases:
         remove_entries(self._late, entries)
         self._deadlines.forget(entries)
         if not self.leased:
-            self._none_before_ns = NEVER_MS
+            self._none_before_ns = NEVER
 
     def _let_go(self, consumer_id: str, entries: Entries) -> None:
         held = self._held[consumer_id]

@@ -28,7 +28,7 @@ from broker.model import (
     without_entries,
 )
 from broker.storage.manifest import LedgerTimes
-from broker.subscriptions.entry_time_runs import NEVER_MS
+from broker.subscriptions.entry_time_runs import NEVER
 from broker.subscriptions.entry_times import EntryTimes, TimesCapture
 
 _DUE_ROWS = 1 << 17
@@ -115,8 +115,8 @@ class RedeliveryQueue:
         """The earliest time anything may be taken at (0 if something was found to be due); None if nothing waits."""
         if self._ready:
             return 0
-        first_ms = min(self._owed.next_ms(), self._put_off.next_ms())
-        return first_ms if first_ms != NEVER_MS else None
+        first_ms = min(self._owed.next_time(), self._put_off.next_time())
+        return first_ms if first_ms != NEVER else None
 
     def count_after(self, now_ms: int) -> int:
         """Return how many queued entries wait for a time that has not come.
@@ -159,7 +159,7 @@ class RedeliveryQueue:
 
         What is to be sent at once has no such time, unless it is put back by who took it and has one in a record.
         """
-        first_ms = min(self._owed.first_ms(), self._put_off.first_ms())
+        first_ms = min(self._owed.first_time(), self._put_off.first_time())
         return first_ms if first_ms <= now_ms else None
 
     def _find_due(self, now_ms: int) -> bool:

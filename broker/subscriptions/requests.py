@@ -25,7 +25,7 @@ from broker.model import (
 )
 from broker.storage.records import SettleReason
 from broker.subscriptions.cursor import entries_between
-from broker.subscriptions.entry_states import NOT_UNSENT
+from broker.subscriptions.entry_states import IN_COLUMNS
 from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 
@@ -112,7 +112,7 @@ def extend(subscription: Subscription, consumer_id: str, entries: Entries, lease
 
 def _sent(subscription: Subscription, entries: Entries) -> Entries:
     """The part of a set of which it is certain that it was sent here."""
-    sent = subscription.states.among(entries, *NOT_UNSENT)
+    sent = subscription.states.among(entries, *IN_COLUMNS)
     merge_entries(sent, subscription.cursor.settled_part(_stored(subscription, entries)))
     return sent
 

@@ -41,7 +41,7 @@ from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.consumers import Consumers
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.decisions import Decisions
-from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
+from broker.subscriptions.entry_states import IN_COLUMNS, EntryStates, State
 from broker.subscriptions.entry_times import TimesCapture
 from broker.subscriptions.pacing import Pacing
 from broker.subscriptions.reader import Reader
@@ -127,8 +127,11 @@ class Subscription:
         """Spans of time: entries that came due in them are held back until it is known what becomes of them."""
         self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
-        self.frontier_ms = 0  # of the index, while there are consumers: what is due later comes in chunks
+        self.frontier_ms = 0
+        """Time of the index's frontier, while there are consumers: what is due later comes in chunks."""
         self.unknown_through_ms = 0
+        """Messages due by then may have been sent by the process before, or before a seek: a cancel of them is answered
+        "already delivered"."""
         self.deleted = False
         self.decided: SubscriptionChanged | None = None  # the last change that was submitted, applied or not
 
@@ -152,15 +155,15 @@ class Subscription:
         """Return whether nothing is delivered until it is resumed."""
         return self.image.paused
 
-    def start(self, frontier_ms: int) -> None:
-        """Called once, before anything is delivered. `frontier_ms`: see `begins_anew`."""
+    def start(self, unknown_through_ms: int) -> None:
+        """Called once, before anything is delivered. `unknown_through_ms`: see there."""
         self.counters.clear()  # what was replayed was counted by the process before
         self.states.redelivery.queue_owed()
-        self.begins_anew(frontier_ms)
+        self.note_unknown_through(unknown_through_ms)
 
-    def begins_anew(self, frontier_ms: int) -> None:
-        """Of what was due by then nobody knows what was sent: the broker has just started, or it was sought."""
-        self.unknown_through_ms = frontier_ms
+    def note_unknown_through(self, unknown_through_ms: int) -> None:
+        """The broker has just started, the clock was set back, or it was sought."""
+        self.unknown_through_ms = unknown_through_ms
 
     def unsettled_count(self) -> int:
         """Messages that are owed: stored since the start, not settled, due or not."""
@@ -276,11 +279,11 @@ class Subscription:
 
     # -- consumers -------------------------------------------------------------------------------------------
 
-    def attach(self, consumer: Consumer, catchup_ms: int) -> None:
-        """Take in a consumer; the first one starts catch-up. `catchup_ms` is the time of the index's frontier."""
+    def attach(self, consumer: Consumer, frontier_ms: int) -> None:
+        """Take in a consumer; the first one starts catch-up."""
         self.consumers.check_room(self.name, self.type, self.limits.consumers_max)
         if not self.consumers:
-            self.begin_catchup(catchup_ms)
+            self.begin_catchup(frontier_ms)
         self.consumers.add(consumer, paused=self.paused)
         self.work.set()
 
@@ -294,21 +297,21 @@ class Subscription:
             self.states.park_cleared()
         self.work.set()
 
-    def begin_catchup(self, catchup_ms: int) -> None:
+    def begin_catchup(self, frontier_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
         self.replay.clear()
         self.states.park_cleared()
-        self.frontier_ms = catchup_ms
-        self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)
+        self.frontier_ms = frontier_ms
+        self.reader.begin(self.cursor.mark, self.log.end, frontier_ms)
         self.work.set()
 
-    def on_due(self, chunk: DueRows, catchup_ms: int) -> None:
+    def on_due(self, chunk: DueRows, frontier_ms: int) -> None:
         """Take a reference to a chunk. On overflow the queue is emptied and catch-up finds what was in it."""
         if not self.honors_delay or not self.consumers:
             return
-        self.frontier_ms = catchup_ms
+        self.frontier_ms = frontier_ms
         if not self.replay.push(chunk):
-            self.begin_catchup(catchup_ms)
+            self.begin_catchup(frontier_ms)
         self.work.set()
 
     def _lease_ended(self, consumer_id: str) -> None:
@@ -325,10 +328,10 @@ class Subscription:
     # -- used by the dispatcher ------------------------------------------------------------------------------
 
     def not_to_send(
-        self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = NOT_UNSENT
+        self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = IN_COLUMNS
     ) -> Mask:
         """For each entry, whether it is not to be sent now: in one of the states, or about to be cancelled or moved."""
-        refused = self.not_owed(ledger_id, entry_ids, states)
+        refused = self.settled_or_in(ledger_id, entry_ids, states)
         changing = self.log.under_way.changing.get(ledger_id)
         if (
             changing is not None and self.honors_delay
@@ -336,7 +339,9 @@ class Subscription:
             refused |= members(entry_ids, changing)
         return refused
 
-    def not_owed(self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = NOT_UNSENT) -> Mask:
+    def settled_or_in(
+        self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = IN_COLUMNS
+    ) -> Mask:
         """For each entry, whether it is settled, or in one of the states."""
         if self.log.entry_count(ledger_id) is None:
             return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled

@@ -256,7 +256,7 @@ def _was_sent(
     start = subscription.image.start
     if ledger_id < start.ledger_id:
         return np.zeros(len(entry_ids), dtype=np.bool_)
-    sent = subscription.not_owed(ledger_id, entry_ids, HELD)
+    sent = subscription.settled_or_in(ledger_id, entry_ids, HELD)
     came_back = subscription.states.redelivery.came_back({ledger_id: bitmap_of(entry_ids)})
     if ledger_id in came_back:
         sent |= members(entry_ids, came_back[ledger_id])

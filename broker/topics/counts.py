@@ -443,7 +443,7 @@ class TopicCounts:
         held = later & ~below & _after(self._index.tracker.frontier, times, np.int64(ledger_id), ids)
         at = np.flatnonzero(held)
         if len(at):
-            refused = hidden.subscription.not_owed(ledger_id, ids[at], (*HELD, State.QUEUED))
+            refused = hidden.subscription.settled_or_in(ledger_id, ids[at], (*HELD, State.QUEUED))
             if refused.any():
                 merge_entries(hidden.elsewhere, {ledger_id: bitmap_of(ids[at][refused])})
 

@@ -156,7 +156,7 @@ class OwedList:
 
     async def _due(self, ledger_id: int, ids: UInt32Column) -> UInt32Column:
         """Return which entries are wanted now, as far as it is known without reading them."""
-        ids = ids[~self._subscription.not_owed(ledger_id, ids, PROMISED)]
+        ids = ids[~self._subscription.settled_or_in(ledger_id, ids, PROMISED)]
         if not len(ids) or not self._subscription.honors_delay:
             return ids[self._wanted(self._masks(ledger_id, ids, np.zeros(len(ids), np.int64)))]
         try:
@@ -182,7 +182,7 @@ class OwedList:
         redelivery = subscription.states.redelivery
         now_ms = self._clock.now_ms()
         redelivery.find_all_due(now_ms)
-        owed = ~subscription.not_owed(ledger_id, ids, PROMISED)
+        owed = ~subscription.settled_or_in(ledger_id, ids, PROMISED)
         leased = owed & members(ids, subscription.states.column(State.LEASED).get(ledger_id, _NOTHING))
         due = owed & ~leased
         if subscription.honors_delay:

@@ -252,7 +252,7 @@ class Topic:
         self.ledgers.start()
         pump = self._index.start(
             on_due=self._on_due,
-            on_rebuild=self._index_begins_anew,
+            on_rebuild=self._on_rebuild,
             on_set_back=self._clock_set_back,
             on_discarded=self.counts.discarded,
             prepare_folders=self.prepare_folders,
@@ -261,21 +261,21 @@ class Topic:
         pump.reached_ms = ceiling_ms
         self.subscriptions.start(ceiling_ms)
         self.counts.start(pump)
-        self.keys.start(anew=self._index.begins_anew)
+        self.keys.start(anew=self._index.clock_was_ahead)
         self._task = self._services.index.spawn_lasting(f"index of topic {self.topic_id}", pump.run())
 
     def _on_due(self, chunk: DueRows) -> None:
         self.counts.took(chunk)
         self.subscriptions.on_due(chunk)
 
-    def _index_begins_anew(self) -> None:
+    def _on_rebuild(self) -> None:
         self._services.note_rebuild()
         self.counts.recount_all()
 
     def _clock_set_back(self) -> None:
         """Begin catch-up: what is due by now is found by position, as after a start, and the rest comes once more."""
-        self.subscriptions.begin_anew()
-        self.keys.begin_anew()
+        self.subscriptions.clock_set_back()
+        self.keys.clock_set_back()
         self.note_change()
 
     def stop(self) -> None:

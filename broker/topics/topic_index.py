@@ -61,8 +61,8 @@ class TopicIndex:
         self, image: TopicImage, log: TopicLog, policies: TopicPolicies, services: IndexServices
     ) -> None:
         self.pump: IndexPump | None = None
-        self.begins_anew = False
-        """True if it was started from the rows alone, because the clock had been ahead."""
+        self.clock_was_ahead = False
+        """True if the clock was ahead when the manifest was written, so that it was started from the rows alone."""
         self._topic_id = image.topic_id
         self._log = log
         self._policies = policies
@@ -96,9 +96,9 @@ class TopicIndex:
         now_ms = services.clock.now_ms()
         # Was the clock far ahead when the manifest was written? What buckets left out as taken is still to come then,
         # and nothing may count as due until a time that may be years away: so the index begins now, from the rows.
-        self.begins_anew = self._found.frontier_ms - now_ms > AHEAD_MS_MAX
+        self.clock_was_ahead = self._found.frontier_ms - now_ms > AHEAD_MS_MAX
         frontier = Frontier(
-            now_ms if self.begins_anew else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL
+            now_ms if self.clock_was_ahead else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL
         )
         tracker: DelayedDeliveryTracker
         upkeep: BucketUpkeep | None = None
@@ -124,7 +124,7 @@ class TopicIndex:
                 changed=changed,
                 clock=services.clock,
                 note=services.note,
-                begins_anew=self.begins_anew,
+                begins_anew=self.clock_was_ahead,
             )
         self.pump = IndexPump(
             self._log,

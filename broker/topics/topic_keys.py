@@ -136,7 +136,7 @@ class TopicKeys:
         if self._live is not None:
             self._live.start(anew=anew)
 
-    def begin_anew(self) -> None:
+    def clock_set_back(self) -> None:
         """The frontier has gone back, with the clock."""
         if self._live is not None:
             self._live.begin_anew()

@@ -114,12 +114,12 @@ class Subscriptions(Mapping[int, Subscription]):
         for subscription in self._by_id.values():
             subscription.start(max(self._topic.frontier_ms, ceiling_ms))
 
-    def begin_anew(self) -> None:
-        """The clock was set back: what has come due by now is found by position, as after a start."""
+    def clock_set_back(self) -> None:
+        """Find by position what has come due by now, as after a start."""
         frontier_ms = self._topic.frontier_ms
         for subscription in self._by_id.values():
             unknown_ms = max(min(subscription.unknown_through_ms, frontier_ms), self._ceiling_ms)
-            subscription.begins_anew(unknown_ms)
+            subscription.note_unknown_through(unknown_ms)
             if subscription.consumers:
                 subscription.begin_catchup(frontier_ms)
 
@@ -175,7 +175,7 @@ class Subscriptions(Mapping[int, Subscription]):
         subscription.apply(record)
         if isinstance(record, Seeked):
             settle_cancelled(self._log, subscription)
-            subscription.begins_anew(max(self._topic.frontier_ms, self._ceiling_ms))
+            subscription.note_unknown_through(max(self._topic.frontier_ms, self._ceiling_ms))
 
     def _wake(self, record: Produced) -> None:
         """Rows that are not delayed are read by position."""

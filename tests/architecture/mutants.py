@@ -1107,13 +1107,13 @@ MUTANTS = {
     ),
     "a start goes on from a clock that was ahead": Mutant(
         "broker/topics/topic_index.py",
-        "self.begins_anew = self._found.frontier_ms - now_ms > AHEAD_MS_MAX",
-        "self.begins_anew = False",
+        "self.clock_was_ahead = self._found.frontier_ms - now_ms > AHEAD_MS_MAX",
+        "self.clock_was_ahead = False",
         "tests/unit/topics/test_clock_ahead.py::test_the_index_after_a_life_under_a_clock_that_was_ahead_begins_now",
     ),
     "what is rebuilt after a clock that was ahead begins where that was": Mutant(
         "broker/topics/topic_index.py",
-        "            now_ms if self.begins_anew else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL",
+        "            now_ms if self.clock_was_ahead else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL",
         "            max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL",
         "tests/unit/topics/test_clock_ahead.py::test_the_index_after_a_life_under_a_clock_that_was_ahead_begins_now",
     ),
@@ -1173,8 +1173,8 @@ MUTANTS = {
     ),
     "a seek forgets what an owner before may have sent": Mutant(
         "broker/topics/topic_subscriptions.py",
-        "            subscription.begins_anew(max(self._topic.frontier_ms, self._ceiling_ms))",
-        "            subscription.begins_anew(self._topic.frontier_ms)",
+        "            subscription.note_unknown_through(max(self._topic.frontier_ms, self._ceiling_ms))",
+        "            subscription.note_unknown_through(self._topic.frontier_ms)",
         "tests/unit/topics/test_clock_set_back.py::test_what_an_owner_before_may_have_sent_by_a_clock_ahead_is_not_changed",
     ),
     "a ledger of which a small part was left out is never rewritten": Mutant(

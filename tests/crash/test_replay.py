@@ -96,7 +96,7 @@ async def _topic_state(topic: Topic, state: State) -> None:
         state[name] = subscription.capture_cursor().encode()
     topic.producers.changed = True  # as above
     state[f"producers {topic.topic_id}"] = topic.producers.content(topic.topic_id).encode()
-    dirty, amended = dict(topic.log.dirty), set(topic.log.amendments.changed)
+    dirty, amended = dict(topic.log.dirty), set(topic.log.amendments.dirty)
     amendments_files = dict(topic.ledgers._amendments_files)
     # The frontier moves with the clock, buckets and runs of keys are sealed when there is time for it, and files of
     # amendments are named by the checkpoint that writes them: no record does any of it.
@@ -114,7 +114,7 @@ async def _topic_state(topic: Topic, state: State) -> None:
         next_bucket_id=1,
         gone_ledgers=(),
     )
-    topic.log.amendments.changed, topic.ledgers._amendments_files = amended, amendments_files
+    topic.log.amendments.dirty, topic.ledgers._amendments_files = amended, amendments_files
     topic.log.dirty = dirty  # nothing was written: whoever goes on with this broker still has to
     for subscription in topic.subscriptions.values():
         subscription.changed = True

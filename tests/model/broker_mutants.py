@@ -23,7 +23,7 @@ from broker.storage.log import UndelayedRuns
 from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.dispatcher import Dispatcher
-from broker.subscriptions.entry_states import NOT_UNSENT
+from broker.subscriptions.entry_states import IN_COLUMNS
 from broker.subscriptions.handout import HandOut
 from broker.subscriptions.redelivery import RedeliveryQueue
 from broker.subscriptions.replay import ReplayQueue
@@ -86,7 +86,7 @@ def mutant_does_not_look_at_leases(patch: pytest.MonkeyPatch) -> None:
 def mutant_does_not_look_at_settled(patch: pytest.MonkeyPatch) -> None:
     look = Subscription.not_to_send
 
-    def look_elsewhere(self: Subscription, ledger_id: int, entry_ids: Any, states: Any = NOT_UNSENT) -> Any:
+    def look_elsewhere(self: Subscription, ledger_id: int, entry_ids: Any, states: Any = IN_COLUMNS) -> Any:
         with swapped(self.states, "cursor", Cursor(self.cursor.start)):
             return look(self, ledger_id, entry_ids, states)
 

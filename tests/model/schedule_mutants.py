@@ -39,7 +39,7 @@ def mutant_nothing_was_ever_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_knows_what_was_sent_before_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Subscription, "begins_anew", lambda self, frontier_ms: None)
+    patch.setattr(Subscription, "note_unknown_through", lambda self, unknown_through_ms: None)
 
 
 def mutant_counts_stale_rows(patch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ MUTATIONS = (
     _bug(
         "a chunk is lost on overflow",
         _SUBSCRIPTION,
-        "            self.begin_catchup(catchup_ms)\n        self.work.set()",
+        "            self.begin_catchup(frontier_ms)\n        self.work.set()",
         "            pass\n        self.work.set()",
     ),
     _bug(
@@ -197,7 +197,7 @@ MUTATIONS = (
     _bug(
         "catch-up forgets what was due before",
         _SUBSCRIPTION,
-        "        self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)",
+        "        self.reader.begin(self.cursor.mark, self.log.end, frontier_ms)",
         "        self.reader.begin(self.cursor.mark, self.log.end, 0)",
     ),
     _bug(

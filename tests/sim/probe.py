@@ -146,6 +146,8 @@ def check_rebuilds(world: World, topic: Topic) -> None:
     is lost by that, as the ledgers have it all; to end writing would cost more (seed 910304). Each life finds it
     missing until the manifest of one that lived long enough names others (seed 985003).
     """
-    allowed = int(topic._index.begins_anew) + topic.index.set_backs + (topic.topic_id in world.lost_buckets)
+    allowed = (
+        int(topic._index.clock_was_ahead) + topic.index.set_backs + (topic.topic_id in world.lost_buckets)
+    )
     rebuilds = topic.index.rebuilds
     require(rebuilds <= allowed, "watchdog", f"the index of {topic.name} was rebuilt {rebuilds} times")

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from broker.model import Entries, Position
 from broker.subscriptions.cursor import Cursor
-from broker.subscriptions.entry_states import NOT_UNSENT, TRANSITIONS, EntryStates, State
+from broker.subscriptions.entry_states import IN_COLUMNS, TRANSITIONS, EntryStates, State
 from tests.depth import at_depth
 from tests.harness import entries_of
 
@@ -72,7 +72,7 @@ def state_of(states: EntryStates, position: Position) -> State:
     """The state, and that no other column has the entry."""
     found = [
         state
-        for state in NOT_UNSENT
+        for state in IN_COLUMNS
         if position.entry_id in states.column(state).get(position.ledger_id, BitMap())
     ]
     if states.cursor.is_settled(position):
@@ -138,7 +138,7 @@ def _walk(seed: int) -> int:
         model |= {each: row[model[each]] for each in some}
         count += len(some)
         assert {each: state_of(states, each) for each in model} == model, event
-        for state in NOT_UNSENT:
+        for state in IN_COLUMNS:
             assert states.count(state) == sum(each is state for each in model.values())
         assert states.came_back(entries_of(model)) == entries_of(recorded | unrecorded), f"STATES-3: {event}"
     return count

@@ -184,7 +184,7 @@ def test_a_small_correction_of_the_clock_reads_no_ledger_again(tracker: str, end
         await asyncio.sleep(0.5)
         is_far = by_ms > max(CORRECTIONS_MS)
         assert topic.index.rebuilds == int(is_far and tracker == BUCKETS)
-        assert topic._index.begins_anew == is_far
+        assert topic._index.clock_was_ahead == is_far
         inbox = node.attach(topic, topic.subscription("one"), lease_ms=HOUR_MS)
         await asyncio.sleep(200)
         inbox.poll()

@@ -119,7 +119,7 @@ def test_an_index_that_holds_nothing_notices_as_well(tracker: str, next_life: bo
         if next_life:
             await node.checkpoint()
             node = node.crash(CrashPolicy.LOSE_UNSYNCED).open()
-            assert not node.topic(TOPIC)._index.begins_anew, "the manifest says when the index is"
+            assert not node.topic(TOPIC)._index.clock_was_ahead, "the manifest says when the index is"
             assert await listed(node) == positions
         assert await cancel(node.topic(TOPIC), positions[:1]) == [DONE]
         inbox = node.attach(node.topic(TOPIC), node.topic(TOPIC).subscription("one"))

@@ -9,7 +9,7 @@ import pytest
 
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
-from broker.subscriptions.entry_states import NOT_UNSENT, State
+from broker.subscriptions.entry_states import IN_COLUMNS, State
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
@@ -41,7 +41,7 @@ def moment_of(topic: Topic, subscription: Subscription) -> tuple[object, ...]:
     counters, states = subscription.counters, subscription.states
     back = counters.lease_expired_messages, counters.nacked_messages, counters.delivered_messages
     waiting = states.redelivery.count_after(subscription.clock.now_ms())
-    return topic.applied_lsn, back, waiting, *(states.count(state) for state in NOT_UNSENT), topic.frontier_ms
+    return topic.applied_lsn, back, waiting, *(states.count(state) for state in IN_COLUMNS), topic.frontier_ms
 
 
 async def check(topic: Topic, name: str, count: int) -> bool:
