@@ -12,6 +12,9 @@ A crash between any two steps leaves manifests that are each older or newer than
 journal that begins at or before what the oldest of them needs. A topic's manifest that is newer than the root
 is fine: replay applies to each topic only what lies above its own `applied_lsn`. Files written for a manifest
 that was not replaced are named by nobody, and recovery removes them.
+
+`is_due` says when one is due. One is also written at the stop, for a backup, for a pin of the folder's files, once a
+compaction or a rewrite of ledgers was swapped in, and by a standby.
 """
 
 from __future__ import annotations
@@ -44,14 +47,27 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_BLANK_GROUPS_MAX = 100
+_LSNS_BEHIND_MAX = 100
 TOPICS_AT_ONCE = 8
 """Number of topics that a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
 
 
-def is_due(journal_bytes: int, elapsed_ms: int, has_changes: bool, bytes_max: int, interval_ms: int) -> bool:
-    """Return whether a checkpoint is to be written, by what has gathered since the last one: the whole rule."""
-    return has_changes and (journal_bytes >= bytes_max or elapsed_ms >= interval_ms)
+def is_due(
+    journal_bytes: int,
+    elapsed_ms: int,
+    has_changes: bool,
+    lsns_behind: int,
+    bytes_max: int,
+    interval_ms: int,
+) -> bool:
+    """Return whether a checkpoint is to be written, by what has gathered since the last one: the whole rule.
+
+    `lsns_behind` counts blanks as well, which change nothing; it is 0 unless the log lies in an object store, where
+    each is a group to be read after a start.
+    """
+    if not has_changes and lsns_behind < _LSNS_BEHIND_MAX:
+        return False
+    return journal_bytes >= bytes_max or elapsed_ms >= interval_ms
 
 
 class Checkpointer:
@@ -151,13 +167,15 @@ class Checkpointer:
 
     def _is_due(self, elapsed_ms: int) -> bool:
         journal_bytes = self._journal.appended_bytes - self._bytes_before
-        has_changes = bool(self._changed or self._registry.deleted_ids) or self._is_far_behind()
-        return is_due(journal_bytes, elapsed_ms, has_changes, self._checkpoint_bytes, self._interval_ms)
-
-    def _is_far_behind(self) -> bool:
-        """In an object store a group without records is one to be read after a start, as any other."""
-        return (
-            self._shard_log is not None and self._journal.durable_lsn - self._written_lsn >= _BLANK_GROUPS_MAX
+        has_changes = bool(self._changed or self._registry.deleted_ids)
+        lsns_behind = 0 if self._shard_log is None else self._journal.durable_lsn - self._written_lsn
+        return is_due(
+            journal_bytes,
+            elapsed_ms,
+            has_changes,
+            lsns_behind,
+            self._checkpoint_bytes,
+            self._interval_ms,
         )
 
     async def checkpoint(self) -> None:

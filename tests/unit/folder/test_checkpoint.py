@@ -38,19 +38,21 @@ async def make_topics(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("journal_bytes", "elapsed_ms", "has_changes", "expected"),
+    ("journal_bytes", "elapsed_ms", "has_changes", "lsns_behind", "expected"),
     [
-        (0, 0, True, False),
-        (999, 29_999, True, False),
-        (1_000, 0, True, True),
-        (0, 30_000, True, True),
-        (5_000, 60_000, False, False),
+        (0, 0, True, 0, False),
+        (999, 29_999, True, 500, False),
+        (1_000, 0, True, 0, True),
+        (0, 30_000, True, 0, True),
+        (5_000, 60_000, False, 99, False),
+        (0, 30_000, False, 100, True),
     ],
 )
 def test_a_checkpoint_is_due_after_enough_journal_or_time_if_something_changed(
-    journal_bytes: int, elapsed_ms: int, has_changes: bool, expected: bool
+    journal_bytes: int, elapsed_ms: int, has_changes: bool, lsns_behind: int, expected: bool
 ) -> None:
-    assert is_due(journal_bytes, elapsed_ms, has_changes, bytes_max=1_000, interval_ms=30_000) is expected
+    gathered = (journal_bytes, elapsed_ms, has_changes, lsns_behind)
+    assert is_due(*gathered, bytes_max=1_000, interval_ms=30_000) is expected
 
 
 def test_a_checkpoint_is_written_when_the_interval_is_over_and_none_while_nothing_changes() -> None:
