@@ -15,7 +15,8 @@
     pending_bytes = "10GiB"
     topics_max = 100
 
-All limits that match hold. What they say is here, and pure; what was used of them is in `limiter`.
+All limits that match hold. What they say is here, and pure; what was used of them is in `limiter`. They hold for calls:
+a bulk change at work and a recurring schedule that recurs have no caller.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from urllib.parse import quote
 from aiohttp import web
 
 from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.subscriptions.types import SubscriptionType
 from broker.web.forms import FormField, PageForm, changed_settings, policy_fields, show_form, typed
 from broker.web.refusals import PageRefusal
 from broker.web.search import parse_time_ms
 from broker.web.site import Handler, Visit
 
-_TYPES = ("SHARED", "KEY_SHARED", "EXCLUSIVE", "FAILOVER")
+_TYPES = tuple(each.name for each in SubscriptionType)
 _NAME_HINT = "A-Z a-z 0-9 . _ ~ -, a letter or digit first."
 
 
