@@ -201,12 +201,6 @@ MUTATIONS = (
         "        self.reader.begin(self.cursor.mark, self.log.end, 0)",
     ),
     _bug(
-        "a chunk goes ahead of those that came due before it",
-        "broker.subscriptions.replay",
-        "        self._chunks.append(chunk)\n",
-        "        self._chunks.insert(int(self._offset > 0), chunk)\n",
-    ),
-    _bug(
         "a replay queue without a limit",
         "broker.subscriptions.replay",
         "        if self._count + len(chunk) > self._entries_max:",
