@@ -4,7 +4,7 @@ A setting has one name and four sources, from lowest to highest: its default, th
 and the flags: `data_dir` is `data_dir = ...` in TOML, `POSTDATE_DATA_DIR` and `--data-dir`. What is not a
 setting is refused by name: a misspelt limit that is ignored in silence is missed on the day it is needed.
 
-To add a setting, add a field to `BrokerConfig` and run `python -m tools.configuration > docs/configuration.md`.
+To add a setting, add a field to `BrokerConfig` and run `make generated`.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class BrokerConfig:
         size(
             0,
             1_024 * GIB,
-            "Free disk space below which Produce is refused; acks, deliveries and dead letters use this "
-            "reserve, rewrites of ledgers in a cluster half of it.",
+            "Free disk space below which Produce is refused. Acks, deliveries and dead letters may use all of it; "
+            "in a cluster, rewriting ledgers may use half of it.",
         ),
     )
     compaction_lease_ms: int = setting(
@@ -176,7 +176,9 @@ class BrokerConfig:
     )
     backup_keep_count: int = setting(
         7,
-        count(0, 1_000_000, "Number of backups kept; older ones are deleted after the next backup; 0: all."),
+        count(
+            0, 1_000_000, "Number of backups kept; older ones are deleted after the next backup; 0: keep all."
+        ),
     )
     backup_max_age_ms: int = setting(
         0,
@@ -204,7 +206,7 @@ class BrokerConfig:
     allow_plaintext: bool = setting(
         False,
         switch(
-            "Allow gRPC without TLS, web pages and HTTP calls on addresses that other machines can reach."
+            "Allow unencrypted access from other machines: gRPC without TLS, and web pages and HTTP calls."
         ),
     )
     tls_cert_file: str = setting("", text("PEM file of the server certificate and its chain; enables TLS."))
@@ -235,8 +237,8 @@ class BrokerConfig:
         count(
             1,
             SHARDS_MAX,
-            "Number of shards, outside a cluster; each is a process with its own journal. It is fixed for a data_dir: "
-            "`postdate-broker reshard` changes it.",
+            "Number of shards, outside a cluster; each is a process with its own journal. For an existing data_dir "
+            "only `postdate-broker reshard` can change it.",
         ),
     )
     shard_ports: bool = setting(

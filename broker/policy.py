@@ -92,7 +92,7 @@ class _TopicFields(Generic[Unset]):
         duration(
             0,
             DURATION_MS_MAX,
-            "Time to keep messages that every subscription has settled; 0: do not keep them.",
+            "Age up to which settled messages are kept; 0: any age if retention_bytes is set, otherwise none are kept.",
         ),
     )
     retention_bytes: int | Unset = policy(
@@ -100,7 +100,7 @@ class _TopicFields(Generic[Unset]):
         size(
             0,
             1 << 60,
-            "Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit.",
+            "Bytes of settled messages kept, the youngest; 0: any number if retention_ms is set, otherwise none.",
         ),
     )
     max_pending_messages: int | Unset = policy(
@@ -141,7 +141,12 @@ class _TopicFields(Generic[Unset]):
         1_000_000, count(1, _UINT32_MAX, "Number of entries at which a ledger is rolled.")
     )
     max_buckets: int | Unset = policy(
-        64, count(1, 10_000, "Maximum number of sealed buckets; beyond it, small ones are merged.")
+        64,
+        count(
+            1,
+            10_000,
+            "Maximum number of sealed buckets; below it too, every eight neighbours of similar size are merged.",
+        ),
     )
     min_index_count: int | Unset = policy(
         50_000,

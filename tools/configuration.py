@@ -22,15 +22,15 @@ POSTDATE_DATA_DIR=/var/lib/postdate       # environment
 postdate-broker serve --data-dir /var/lib/postdate
 ```
 
-A changed setting takes effect at the next start. On SIGHUP the broker rereads only `log_level` and the files of
-certificates, tokens, keys and access rules; it logs the names of other settings that have changed. If a value or a
-file cannot be used, the broker logs an error and keeps the previous one; SIGHUP never ends a broker
-([decision 20](decisions/0020-sighup-never-ends-a-broker.md)).
+A changed setting takes effect at the next start, except `log_level`, which SIGHUP changes. The files of certificates,
+tokens, keys and access rules are read again within 5 seconds of a change, and at once on SIGHUP. On SIGHUP the broker
+also logs the names of other settings that have changed. If a value or a file cannot be used, the broker logs an error
+and keeps the previous one; SIGHUP never ends a broker ([decision 20](decisions/0020-sighup-never-ends-a-broker.md)).
 
 Spans are configured by the standard `OTEL_*` variables of OpenTelemetry, not by settings
 ([operations.md](operations.md#spans)).
 
-Secrets have no flag, because every user of a machine can read command lines.
+No setting holds a secret: settings name the files that do, because every user of a machine can read command lines.
 
 A size is a number of bytes, or has a unit: B, KiB, MiB, GiB, kB, MB, GB. A duration is a number of milliseconds, or
 has a unit: ms, s, m, h, d. A switch is true or false. The broker refuses to start with an unknown key or an unknown

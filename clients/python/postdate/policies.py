@@ -39,7 +39,7 @@ class BucketPolicy:
     """Settings of the bucket tracker: how it seals, merges and cuts. None inherits the broker's."""
 
     max_buckets: int | None = None
-    """Maximum number of sealed buckets; beyond it, small ones are merged."""
+    """Maximum number of sealed buckets; below it too, every eight neighbours of similar size are merged."""
     min_index_count: int | None = None
     """Number of unsealed index entries at which a bucket is written (sealed)."""
     seal_after: timedelta | None = None
@@ -69,9 +69,11 @@ class TopicPolicy:
     default_ttl: timedelta | None = None
     """Time to live after the due time for messages without a TTL; 0: no expiry."""
     retention: timedelta | None = None
-    """Time to keep messages that every subscription has settled; 0: do not keep them."""
+    """Age up to which settled messages are kept; 0: any age if retention_bytes is set, otherwise none are
+    kept."""
     retention_bytes: int | None = None
-    """Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit."""
+    """Bytes of settled messages kept, the youngest; 0: any number if retention_ms is set, otherwise
+    none."""
     max_pending_messages: int | None = None
     """Maximum pending messages of a subscription; above it Produce is refused; 0: no limit."""
     max_pending_bytes: int | None = None

@@ -19,7 +19,7 @@ BUCKET_OPTIONS = (
         "max_buckets",
         "count",
         1,
-        "Maximum number of sealed buckets; beyond it, small ones are merged.",
+        "Maximum number of sealed buckets; below it too, every eight neighbours of similar size are merged.",
     ),
     PolicyOption(
         "min_index_count",
@@ -78,13 +78,13 @@ TOPIC_OPTIONS = (
         "retention",
         "duration",
         0,
-        "Time to keep messages that every subscription has settled; 0: do not keep them.",
+        "Age up to which settled messages are kept; 0: any age if retention_bytes is set, otherwise none are kept.",
     ),
     PolicyOption(
         "retention_bytes",
         "size",
         0,
-        "Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit.",
+        "Bytes of settled messages kept, the youngest; 0: any number if retention_ms is set, otherwise none.",
     ),
     PolicyOption(
         "max_pending_messages",
