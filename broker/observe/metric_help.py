@@ -30,8 +30,8 @@ HELP: dict[str, str] = {
         "any increase."
     ),
     "unreadable_messages": (
-        "Failed reads of messages whose row metadata is unreadable; the messages stay pending and are tried "
-        "again. Must stay 0: alert on any increase."
+        "Failed reads of messages whose row metadata is unreadable; the messages stay pending and are "
+        "retried. Must stay 0: alert on any increase."
     ),
     "early_deliveries": "Messages delivered before their effective time. Must stay 0: alert on any increase.",
     "last_look_dropped_messages": (
@@ -40,12 +40,13 @@ HELP: dict[str, str] = {
     ),
     "delivery_lateness_seconds": (
         "Time from effective time to delivery; from arrival for messages without a delay. Absent until "
-        "something was delivered. Without messages that pacing held back."
+        "something was delivered. Messages that pacing held back are not included."
     ),
     "paced_delivery_lateness_seconds": (
-        "The same of messages that pacing held back for some of that time. Absent until there was one."
+        "Time from effective time to delivery of messages that pacing held back for some of it; from arrival for "
+        "messages without a delay. Absent until there was one."
     ),
-    "ready_messages": "Unsettled messages that are due and not leased.",
+    "ready_messages": "Unsettled messages that are due, not leased and not waiting for the end of a back-off.",
     "leased_messages": "Messages leased to consumers.",
     "subscription_scheduled_messages": (
         "Unsettled messages that are not due yet, and nacked ones whose back-off has not ended."
@@ -75,7 +76,7 @@ HELP: dict[str, str] = {
     "storage_bytes": "Bytes of messages in ledgers.",
     "index_memory_bytes": "Memory of the delayed index, estimated.",
     "index_buckets": (
-        "Number of buckets of the delayed index: tracker bucket: sealed and open ones; tracker memory: time "
+        "Number of buckets of the delayed index: tracker bucket: sealed and mutable ones; tracker memory: time "
         "buckets."
     ),
     "index_loaded_entries": "Entries of the delayed index held in memory because they are due soon.",
@@ -86,7 +87,7 @@ HELP: dict[str, str] = {
         "Schedule keys whose message no longer waits and that can still be looked up; approximate."
     ),
     "build_info": "Constant 1, with the labels version and python_version.",
-    "ready": "1 if the broker serves, 0 while it recovers, drains or has failed.",
+    "ready": "1 if the broker serves, 0 while it recovers, drains, waits for the disk or has failed.",
     "due_within_messages": (
         "Scheduled messages of all topics that come due within the time of the label within: 1m, 10m, 1h, 1d,"
         " 7d; each counts in the longer ones too. An estimate: segments of the index that are not loaded are "
@@ -111,12 +112,12 @@ HELP: dict[str, str] = {
     "journal_pending_bytes": "Journal bytes that wait for a sync.",
     "journal_sync_seconds": "Duration of a synced write of a journal group; in a cluster, of storing it in the store.",
     "role": "1 for the role of this node in the cluster: owner or standby. Only in a cluster.",
-    "epoch": "Epoch of the last group of the log that this node has read or written.",
+    "epoch": "Epoch of the last group of the journal that this node has read or written.",
     "lease_seconds_left": "Time for which the owner may answer without another stored group; 0 on a standby.",
-    "standby_lag_records": "Records in the log that this standby has not applied yet.",
+    "standby_lag_records": "Records in the journal that this standby has not applied yet.",
     "standby_lag_seconds": "Age of the last group that this standby has applied; 0 if it has applied all of them.",
     "base_age_seconds": "Age of the newest base in the object store; 0 if there is none.",
-    "log_bytes": "Size of the shard's log in the object store, as far as this node has seen it.",
+    "log_bytes": "Size of the shard's journal in the object store, as far as this node has seen it.",
     "clock_skew_seconds": (
         "Time by which this standby's clock is ahead of the owner's; negative: behind. The minimum over the last 100 "
         "groups, because each takes time to arrive; 0 on the owner."
@@ -153,9 +154,12 @@ HELP: dict[str, str] = {
     "limit_refusals": "Requests refused by a limit of the access file, by limit and key.",
     "limit_used": (
         "Pending messages or bytes, or topics, that count against a limit of the access file, by limit and key. "
-        "Absent where no limit bounds them; updated every second."
+        "Absent where no limit bounds them. What is accepted counts at once, what is settled within a second, on a "
+        "broker with many topics within a minute."
     ),
-    "limit_allowed": "Most that the limit allows of it, by limit and key.",
+    "limit_allowed": (
+        "Maximum of pending messages or bytes, or topics, that a limit of the access file allows, by limit and key."
+    ),
     "security_reloads": (
         "Reloads of certificates, keys, tokens or rights, by what and result. After a failed one the old ones"
         " stay in force."
@@ -178,11 +182,16 @@ HELP: dict[str, str] = {
         "Messages stored for recurring schedules: occurrences, including those stored ahead, triggered and "
         "backfilled ones."
     ),
-    "recurring_missed": "How often a recurring schedule left out occurrences that were missed.",
+    "recurring_missed": (
+        "Times that a recurring schedule left out missed occurrences; several in a row count once."
+    ),
     "bulk_changes_begun": "Bulk changes, cancels and moves by a filter, that were begun.",
     "bulk_changes_ended": "Bulk changes that ended: done, cancelled or failed.",
     "bulk_changes_failed": "Bulk changes that failed before their end.",
-    "schedule_key_rebuilds": "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0.",
+    "schedule_key_rebuilds": (
+        "Rebuilds of a schedule-key index from the ledgers. Must stay 0, unless the clock is set back by more "
+        "than a minute."
+    ),
     "index_seal_seconds": "Duration of a bucket seal.",
     "index_merge_seconds": "Duration of a bucket merge.",
     "index_load_seconds": "Duration of a step that loads entries due soon.",
