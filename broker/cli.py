@@ -311,9 +311,15 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command()
 @_with_connection
 @click.option(
-    "--offline", metavar="FOLDER", help="Data directory of a stopped broker, instead of a running one."
+    "--offline",
+    metavar="FOLDER",
+    help="Compact this data directory of a stopped broker, without a connection.",
 )
-@click.option("--data-dir", metavar="DIR", help="Path of the broker's data directory on this machine.")
+@click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="Path at which this machine sees the data directory of the running broker.  [default: as the broker names it]",
+)
 @click.option("--apply", is_flag=True, help="Carry out the plan. Without this option nothing is changed.")
 @click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
 @click.option(
@@ -398,7 +404,8 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
     With STORE, upload the data that STORE does not contain yet, and print the URL of the backup. After the upload the
     folder on this machine is deleted; if the upload fails, it is kept. The two newest backups in STORE are always kept.
 
-    Of a broker with several shards that is one backup too, which counts once the parts of all shards are stored.
+    A backup of a broker with several shards is one backup. It is listed and can be restored once the parts of all
+    shards are stored.
     """
     if not is_store_url(store):
         if label or keep or keep_days:
@@ -588,8 +595,8 @@ def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
     BACKUP is the folder of a backup, its URL in an object store, such as s3://bucket/prefix#NAME, or the URL of the
     store, such as s3://bucket/prefix, for the newest backup in it.
 
-    With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, and then its log up to
-    TIME. The result is for a broker without a cluster. Stores without a cluster contain no log, only backups.
+    With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, and then its journal
+    up to TIME. The result is for a broker without a cluster. Stores without a cluster contain no journal, only backups.
 
     A backup of several shards is restored as a whole, for the same number of shards.
 
@@ -621,7 +628,8 @@ def reshard(data_dir: str, shards: int, to: str | None) -> None:
     Files that never change are hard-linked; only the last ledger of each topic and small files are copied. With --to on
     another file system, all files are copied. A crash leaves the directory with the old or the new number of shards.
 
-    Do not start a broker on each of the two folders: every message would be delivered twice.
+    With --to there are two data directories afterwards. Do not start a broker on each of them: every message would be
+    delivered twice.
     """
     from broker.jobs.reshard import reshard_folder  # noqa: PLC0415
 
@@ -713,7 +721,7 @@ def _restore_point(url: str, data_dir: str, to_ms: int, shard: int) -> str:
     from broker.folder.point_in_time import restore_point  # noqa: PLC0415
 
     if not is_store_url(url):
-        raise click.UsageError(f"--to requires the URL of a cluster: {url} is a folder, which has no log")
+        raise click.UsageError(f"--to requires the URL of a cluster: {url} is a folder, not an object store")
     if "#" in url:
         raise click.UsageError("--to selects the base: omit the part after #")
     try:

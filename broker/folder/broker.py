@@ -674,7 +674,7 @@ class Broker:
 
     def _writing_failed(self, error: StorageFailed) -> None:
         if isinstance(error.__cause__, Fenced):
-            log.error("Writing has stopped: another broker owns the log now", error=error)
+            log.error("Writing has stopped: another broker owns the journal now", error=error)
         else:
             log.error("Writing has stopped; restart the broker once the disk works", error=error)
         self._on_failure(error)

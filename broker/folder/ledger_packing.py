@@ -79,7 +79,9 @@ class LedgerPacking:
             try:
                 await self._look()
             except LimitReached as error:  # and so it would be for each of what may be very many ledgers
-                log.warning("Rows are not packed for want of room on the disk; retrying", error=str(error))
+                log.warning(
+                    "Rows are not packed because too little of the disk is free; retrying", error=str(error)
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _look(self) -> None:

@@ -93,7 +93,7 @@ class PageCalls:
         if access is None:
             if not self.allows(principal, name):
                 raise PermissionDenied(
-                    "Pages change nothing where gRPC has TLS and there are no access rules: set access_file"
+                    "Without access_file, pages can change nothing while gRPC has TLS: set access_file"
                 )
             return
         caller = self._caller(access, principal, address, name)

@@ -229,7 +229,7 @@ class RecurringCalls:
         overdue = schedule.overdue_action or OverdueRuns.ALL
         if overdue not in tuple(OverdueRuns):
             raise InvalidRequest(
-                "overdue_action is none that there is",
+                "overdue_action is unknown",
                 field="schedule.overdue_action",
                 reason="INVALID_OVERDUE_ACTION",
             )

@@ -565,7 +565,7 @@ async def _log_in(visit: Visit) -> web.Response:
     if not wait:
         try:
             if not (len(token) <= _TOKEN_CHARACTERS_MAX and token.isascii() and token.isprintable()):
-                raise Unauthenticated("That is no token", reason="CREDENTIALS_INVALID")
+                raise Unauthenticated("The token is not valid", reason="CREDENTIALS_INVALID")
             principal = site.calls.identify(authorization, address)
         except Unauthenticated:  # which of them it is, is not told
             site.guard.note_failure(address)

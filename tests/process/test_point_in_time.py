@@ -68,7 +68,7 @@ async def test_a_shard_is_restored_to_the_times_at_which_its_owner_had_answered(
         (url,): "with --to TIME",
         (f"{url}#name", "--to", "1"): "omit the part after #",
         (f"{url}/shards/0",): "the URL of the cluster with --to TIME",
-        (str(tmp_path), "--to", "1"): "is a folder, which has no log",
+        (str(tmp_path), "--to", "1"): "is a folder, not an object store",
     }.items():
         status, output = await restore(options[0], before, *options[1:])
         assert status in (1, 2) and words in output, output

@@ -358,7 +358,7 @@ def test_ledgerpack_3_nothing_is_packed_while_the_disk_is_nearly_full(caplog: py
         node.vfs.free_bytes = lambda path: reserve_bytes + 1  # type: ignore[method-assign]
         await asyncio.sleep(2 * LOOK)
         assert packed(node) == set()
-        assert caplog.text.count("want of room") == 1, "of all ledgers"
+        assert caplog.text.count("too little of the disk is free") == 1, "of all ledgers"
         node.vfs.free_bytes = free_bytes  # type: ignore[method-assign]
         await asyncio.sleep(ledger_packing._RETRY_SECONDS + LOOK)
         assert len(packed(node)) == 3

@@ -146,7 +146,7 @@ def delete_topics(settings: Settings, names: tuple[str, ...], yes: bool) -> None
     run(work())
 
 
-@click.group(cls=CommandGroup, short_help="Create, show, change, seek, pause, delete.")
+@click.group(cls=CommandGroup, short_help="Create, show, change, seek, pause and delete subscriptions.")
 def subscription() -> None:
     """Create, show, change, list and delete subscriptions; seek, skip, pause and resume."""
 

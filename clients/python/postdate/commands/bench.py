@@ -31,9 +31,9 @@ _TICK_S = 0.01
 _PATIENCE_S = 10.0
 
 
-@click.group("bench", cls=CommandGroup, short_help="Simple loads, and the replay of a real log.")
+@click.group("bench", cls=CommandGroup, short_help="Measure throughput and lateness, or replay a real log.")
 def bench() -> None:
-    """Simple loads: produce, deliver, latency; and replay of a real log."""
+    """Measure the throughput and lateness of a broker under simple loads, or replay a real log."""
 
 
 @bench.command("produce")

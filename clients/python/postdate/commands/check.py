@@ -111,7 +111,7 @@ class Verdict:
         }
 
 
-@click.command("check", cls=Command, short_help="For monitors: one line, and exit code 0 or 6.")
+@click.command("check", cls=Command, short_help="Check a broker for a monitor: one line, exit code 0 or 6.")
 @click.argument("names", type=TOPIC, nargs=-1, metavar="[TOPIC[/SUBSCRIPTION]]...")
 @click.option(
     "--max-lateness",

@@ -42,7 +42,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; print w
 
 @click.group(cls=CommandGroup)
 def recurring() -> None:
-    """Put, see and change schedules that recur."""
+    """Create, show, change and delete recurring schedules."""
 
 
 def _definition(command: Callable[..., None]) -> Callable[..., None]:
