@@ -49,24 +49,22 @@ if ! usable; then
     "$python" -m venv .venv
 fi
 echo "setup: installing what requirements-dev.txt pins; the first time this takes minutes"
-pip() {
-    .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
-}
+set -- .venv/bin/python -m pip --disable-pip-version-check install --quiet
 # Wheels only: building from source would need a compiler and packages that nobody pinned. PySpark alone comes as
 # source, though there is nothing to compile: it is packed by the setuptools that the first of the two locks pins.
-# It is half a gigabyte, and is packed on another core while all else is installed.
-pip --require-hashes --only-binary :all: --requirement requirements.txt
+# It is half a gigabyte, and is packed on one core while another installs all else.
+"$@" --require-hashes --only-binary :all: --requirement requirements.txt
 mkdir -p build
 awk '/^[^ #]/ { of_pyspark = /^pyspark==/ } of_pyspark' requirements-dev.txt > build/requirements-pyspark.txt
 awk '/^[^ #]/ { of_pyspark = /^pyspark==/ } !of_pyspark' requirements-dev.txt > build/requirements-others.txt
-pip --require-hashes --no-deps --no-binary pyspark --no-build-isolation --requirement build/requirements-pyspark.txt &
-pyspark=$!
-trap 'kill "$pyspark" 2>/dev/null; exit 1' INT TERM
-pip --require-hashes --only-binary :all: --requirement build/requirements-others.txt || {
-    wait "$pyspark" || true
-    exit 1
-}
-wait "$pyspark"
-pip --no-deps --no-build-isolation --no-index --editable .
+"$@" --require-hashes --only-binary :all: --requirement build/requirements-others.txt &
+others=$!
+# A process in the background does not hear of Ctrl-C, and no other setup may find it at work.
+trap '{ kill "$others" && wait "$others"; } 2> /dev/null || true' EXIT
+trap 'exit 1' INT TERM
+"$@" --require-hashes --no-deps --no-binary pyspark --no-build-isolation --requirement build/requirements-pyspark.txt
+wait "$others"
+trap - EXIT INT TERM
+"$@" --no-deps --no-build-isolation --no-index --editable .
 pwd -P > .venv/.ready
 echo "setup: .venv is ready"
