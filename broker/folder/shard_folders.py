@@ -230,6 +230,7 @@ def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
     """
     root = data_dir.rstrip("/")
     marker = _read_marker(vfs, root)
+    vfs.sync_dir(root)  # whoever wrote the marker may have been killed before it was durable
     found = [match for match in map(_SHARD.fullmatch, vfs.list_dir(root)) if match]
     remove_names(vfs, root, [_MARKER + _NEW])
     if marker is None or not marker.is_moving:

@@ -235,6 +235,25 @@ def test_a_crash_while_names_are_moved_at_the_start_changes_nothing(
         check(disk.crashed(at, policy, random.Random(at)), (new,), topics_before())
 
 
+@pytest.mark.parametrize(
+    "policy", [CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_LOST_DATA_KEPT, CrashPolicy.MIXED]
+)
+@pytest.mark.parametrize(("old", "new"), EVERYWHERE)
+def test_a_start_after_a_kill_relies_on_no_marker_that_a_power_cut_takes_back(
+    old: int, new: int, policy: CrashPolicy
+) -> None:
+    """The process is killed once a marker has its name, a start finds it, and then the power goes: on some file systems
+    what that start removed is gone then, and the name is not there."""
+    vfs = history(old, new)
+    for killed_at, op in enumerate(vfs.ops, 1):
+        if op.kind != "rename" or not op.path.endswith("shards.json.new"):
+            continue
+        disk = vfs.killed(killed_at)
+        start(disk)
+        for at in moments_of(policy, range(disk.op_count + 1), max(STRIDE // 4, 1)):
+            check(disk.crashed(at, policy, random.Random(at)), (old, new), topics_before())
+
+
 def test_shards_go_on_as_one_broker_did_and_as_one_again() -> None:
     """Each message comes once more or never, as its state says; new ids collide with none."""
 
