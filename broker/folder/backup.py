@@ -334,6 +334,8 @@ class Backups:
         await self._steps(remove_in_steps(self._vfs, path + PARTIAL))
 
     async def _remove_unfinished(self) -> None:
+        # Who deleted a backup may have been killed before that was durable.
+        await self._in_thread(lambda: self._vfs.sync_dir(self._folder))
         names = await self._in_thread(lambda: self._vfs.list_dir(self._folder))
         folders = [
             self.path(name)

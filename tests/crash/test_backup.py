@@ -304,6 +304,33 @@ def test_a_crash_during_a_backup_leaves_a_whole_one_or_none():
     assert found
 
 
+def test_what_a_killed_deletion_left_goes_once_it_is_durably_no_backup():
+    scene()  # not within another loop
+
+    async def check(_: SimLoop, clock: SimClock) -> None:
+        name = scene().backup.name
+        vfs = scene().vfs.killed(scene().made_op)
+        node = Node(vfs, clock, crash_config()).open()
+        await tidied(node)
+        await node.broker.backups.delete(name)
+        node.abandon()
+        renamed_at = next(
+            at for at, op in enumerate(vfs.ops, 1) if (op.kind, op.path) == ("rename", f"{BACKUPS}/{name}")
+        )
+        killed = vfs.killed(renamed_at)
+        node = Node(killed, clock, crash_config()).open()
+        await tidied(node)
+        node.abandon()
+        for at in sampled(range(killed.op_count + 1), at_depth(change=2, deep=1)):
+            for seed in range(4):
+                found = killed.crashed(at, CrashPolicy.MIXED, random.Random(f"{at}/{seed}"))
+                if name in found.list_dir(BACKUPS):
+                    restore(found, name)
+                    assert await observe_folder(found, clock, RESTORED) == scene().model
+
+    run_sim(check, seed=1, start_ms=scene().now_us // 1000)
+
+
 def test_a_crash_during_a_restore_leaves_what_refuses_to_start_or_all_of_it():
     outcomes = {"nothing": 0, "refused": 0, "whole": 0}
     scene()

@@ -70,6 +70,24 @@ def test_half_a_deletion_leaves_no_backup() -> None:
             assert not [name for name in found.list_dir("b") if name.startswith(NAME)]
 
 
+def test_what_a_killed_deletion_left_goes_once_it_is_durably_no_backup() -> None:
+    vfs, _ = made()
+    ShardBackups(vfs, "b").delete(NAME)
+    renamed_at = next(
+        at for at, op in enumerate(vfs.ops, 1) if op.kind == "rename" and op.path == f"b/{NAME}"
+    )
+    killed = vfs.killed(renamed_at)
+    with ShardBackups(killed, "b").hold():
+        pass
+    for at in range(killed.op_count + 1):
+        for seed in range(8):
+            found = killed.crashed(at, CrashPolicy.MIXED, random.Random(f"{at}/{seed}"))
+            for backup in ShardBackups(found, "b").list():
+                for number in range(SHARDS):
+                    folder = shard_folder(ShardBackups(found, "b").path(backup.name), number)
+                    assert read_file(found, f"{folder}/part") == b"%d" % number
+
+
 def test_backups_that_are_too_many_go_the_oldest_first() -> None:
     vfs, _ = made()
     backups = ShardBackups(vfs, "b")
