@@ -144,7 +144,7 @@ def _remove_folder(vfs: Vfs, data_dir: str) -> None:
     layout = Layout(data_dir)
     if vfs.exists(layout.manifest):
         vfs.remove(layout.manifest)
-        vfs.sync_dir(layout.root)
+    vfs.sync_dir(layout.root)  # also where a process did so that was killed before the sync
     remove_tree(vfs, data_dir)
 
 

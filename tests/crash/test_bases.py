@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import cache
 
 import pytest
@@ -14,6 +15,8 @@ from broker.errors import Corrupt, Fenced, LimitReached, Refused
 from broker.folder.bases import restore_base, upload_backup
 from broker.folder.recovery import open_manifests
 from broker.jobs.verify import verify_data_dir
+from broker.node import shard_bases
+from broker.node.shard_bases import needs_seed
 from broker.runtime.steps import InThisThread
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker
@@ -23,6 +26,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import fold
 from tests.crash.test_backup import BACKUPS, RESTORED, BackedUp, Made, observe_folder, recorded
 from tests.depth import at_depth, sampled
+from tests.harness import DATA_DIR
 
 CHUNK_BYTES = 512
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
@@ -43,6 +47,20 @@ async def upload(recorder: BackedUp, bases: BaseStore, made: Made) -> Base:
 
 async def restore(bases: BaseStore, base: Base, vfs: MemVfs, target: str = RESTORED) -> None:
     await restore_base(bases, base, vfs, target, "another-id", executor=InThisThread())
+
+
+def test_what_a_killed_removal_of_a_folder_left_goes_once_its_root_is_durably_gone():
+    """A node gives up a folder that is behind, to begin with a base; another process goes on with that."""
+    whole = history().vfs.snapshot()
+    vfs = history().vfs.crashed(history().vfs.op_count, CrashPolicy.KEEP_ALL)
+    shard_bases._remove_folder(vfs, DATA_DIR)
+    removed_at = next(at for at, op in enumerate(vfs.ops, 1) if op.path == f"{DATA_DIR}/broker.manifest")
+    killed = vfs.killed(removed_at)
+    shard_bases._remove_folder(killed, DATA_DIR)
+    for at in sampled(range(killed.op_count + 1), at_depth(change=5, deep=1)):
+        for seed in range(4):
+            found = killed.crashed(at, CrashPolicy.MIXED, random.Random(f"{at}/{seed}"))
+            assert needs_seed(found, DATA_DIR) or found.snapshot() == whole
 
 
 @cache
