@@ -99,9 +99,10 @@ def spawn(
     def prepare() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.sched_setaffinity(0, {core})
-        os.nice(niceness)
-        with suppress(OSError):  # a system whose sessions share nothing
-            Path("/proc/self/autogroup").write_text(str(niceness))
+        if niceness:  # a user may set a session's ten times a second, all sessions counted
+            os.nice(niceness)
+            with suppress(OSError):  # a system whose sessions share nothing
+                Path("/proc/self/autogroup").write_text(str(niceness))
 
     # Between fork and exec only the calling thread exists; we have no other, so nothing can be held locked.
     return subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, text=text, **options)  # noqa: PLW1509
