@@ -112,7 +112,7 @@ class Follower:
             if entry is None and self._log.unread:  # it was listed, and is gone
                 await self._check_trim()
         except OSError as error:
-            log.warning("The log could not be read", error=str(error))
+            log.warning("The journal could not be read", error=str(error))
             note_end(False)
             return None
         if entry is None:
@@ -138,7 +138,7 @@ class Follower:
         try:
             await self._check_trim()  # a take-over where the log was trimmed would stay for good (CLUSTER-4)
         except OSError as error:
-            log.warning("The log could not be read before a take-over", error=str(error))
+            log.warning("The journal could not be read before a take-over", error=str(error))
             await asyncio.sleep(self._pause_seconds)
             return None
         try:
@@ -169,4 +169,4 @@ class Follower:
                 log.warning("The bases could not be determined", error=str(error))
                 await asyncio.sleep(self._pause_seconds)
         if is_stray(index, trimmed_below):
-            raise CutOff(f"Index {index} was trimmed: the log begins with {trimmed_below}")
+            raise CutOff(f"Index {index} was trimmed: the journal begins with {trimmed_below}")

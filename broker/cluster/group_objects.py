@@ -117,7 +117,7 @@ class GroupObjects:
 
     def _trimmed(self, index: int) -> Trimmed:
         return Trimmed(
-            f"The log has no group with lsn {index} any more", path=self.place(index), advice=ADVICE
+            f"The journal has no group with lsn {index} any more", path=self.place(index), advice=ADVICE
         )
 
     def _name(self, index: int) -> str:
@@ -130,7 +130,7 @@ class GroupObjects:
         except ValueError:
             index = 0
         if f"{index:016x}" != last:
-            raise Corrupt("Not a group of a log", path=f"{self._store.url}/{name}", advice=ADVICE)
+            raise Corrupt("Not a group of a journal", path=f"{self._store.url}/{name}", advice=ADVICE)
         return index
 
 

@@ -131,7 +131,7 @@ class ObjectGroupLog:
         """
         if await self._objects.read(1) is None:
             raise Corrupt(
-                "The log has no first group: it was lost, or the prefix is wrong. `postdate-broker cluster create` "
+                "The journal has no first group: it was lost, or the prefix is wrong. `postdate-broker cluster create` "
                 "writes it, once",
                 path=self._objects.place(1),
                 advice=ADVICE,
@@ -280,7 +280,7 @@ class ObjectGroupLog:
         if index != self._next_index:
             self._lease.end()  # somebody else's group was read there
             raise Fenced(
-                f"The log goes on with lsn {self._next_index}, not with {index}", reason="JOURNAL_FENCED"
+                f"The journal goes on with lsn {self._next_index}, not with {index}", reason="JOURNAL_FENCED"
             )
         body = encode_entry(head, records)
         started = asyncio.get_running_loop().time()
@@ -310,7 +310,7 @@ class ObjectGroupLog:
             if await self._wait_closing(pause_seconds):
                 raise WriteFailed(
                     None,
-                    "The log was closed before it was known whether the group is stored",
+                    "The journal was closed before it was known whether the group is stored",
                     self._objects.place(index),
                 )
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
@@ -387,8 +387,8 @@ class ObjectGroupLog:
     def _check_reach(self, next_index: int, needed_to: int) -> None:
         if next_index <= needed_to:
             raise Corrupt(
-                f"The log ends before lsn {next_index}, but the data directory contains lsn {needed_to}: it belongs "
-                "to another log, or the log has lost groups",
+                f"The journal ends before lsn {next_index}, but the data directory contains lsn {needed_to}: it "
+                "belongs to another journal, or the journal has lost groups",
                 path=self._objects.place(next_index),
                 advice=ADVICE,
             )
@@ -399,7 +399,7 @@ class ObjectGroupLog:
             sizes = await self._objects.sizes()
             if not sizes:
                 raise Corrupt(
-                    "The store returns the log's first group, but does not list it",
+                    "The store returns the first group, but does not list it",
                     path=self._objects.place(1),
                 )
             entry = await self._objects.entry(max(sizes))

@@ -49,7 +49,7 @@ def render_state(cluster: Cluster, shards: list[ShardState], now_ms: int) -> Ite
         yield f"shard {shard.number}: {_describe_owner(cluster, shard, now_ms)}"
         if head.epoch:
             yield f"  last group: lsn {lsn}, {format_span(now_ms - head.wall_ms)} ago; take-overs: {head.epoch}"
-        yield f"  log: {shard.groups} groups, {shard.bytes} bytes"
+        yield f"  journal: {shard.groups} groups, {shard.bytes} bytes"
         if shard.bases:
             newest = shard.bases[-1]
             age = format_span(now_ms - newest.create_time_ms)
@@ -76,7 +76,7 @@ async def _read_shard(store: ObjectStore, clock: Clock, cluster: Cluster, number
         sizes = {info.name: info.bytes async for info in store.objects(folder)}
         if not sizes:
             raise Corrupt(
-                "The log has no groups: they were removed", path=f"{store.url}/{folder}", advice=ADVICE
+                "The journal has no groups: they were removed", path=f"{store.url}/{folder}", advice=ADVICE
             )
         name = max(sizes)  # names are of one length
         try:

@@ -251,7 +251,7 @@ async def _no_log(bases: BaseStore, to_ms: int, url: str) -> NotFound:
         else f"by name: the newest before {iso_time(to_ms)} is {url}#{newest.name}"
     )
     return NotFound(
-        f"{url} contains no cluster, so there is no log of the changes between backups. Only backups can be "
+        f"{url} contains no cluster, so there is no journal of the changes between backups. Only backups can be "
         f"restored, {nearest}",
         reason="CLUSTER_NOT_FOUND",
     )

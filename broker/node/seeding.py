@@ -32,7 +32,7 @@ class Seeding:
     def note_cut_off(self, error: CutOff) -> None:
         """Note that the folder is behind what was trimmed."""
         log.warning(
-            "The data directory is older than the start of the trimmed log; rebuilding it from a base",
+            "The data directory is older than the start of the trimmed journal; rebuilding it from a base",
             error=str(error),
         )
         self._is_cut_off = True
@@ -56,7 +56,7 @@ class Seeding:
             self._tried = names or None
             if not is_seeded and not names and self._is_cut_off:
                 raise Corrupt(
-                    "The log was trimmed and there is no base to start from: bases were removed",
+                    "The journal was trimmed and there is no base to start from: bases were removed",
                     path=self._place,
                 )
             if is_seeded or not names:  # without bases the log is read from its beginning
@@ -70,7 +70,7 @@ class Seeding:
         while self._tried is not None and await self._member.bases.names() == self._tried:
             if not is_told:
                 log.error(
-                    "No base in the object store fits the remaining log; waiting for a new base",
+                    "No base in the object store fits the remaining journal; waiting for a new base",
                     bases=self._place,
                     names=sorted(self._tried),
                 )

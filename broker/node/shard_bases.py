@@ -109,7 +109,9 @@ class ShardBases:
                 if not is_young or log_bytes >= _BASE_BYTES * patience:
                     await self.make(broker, group_log)
             except (OSError, PostdateError) as error:
-                log.warning("A base could not be made; the log is not trimmed until one is", error=str(error))
+                log.warning(
+                    "A base could not be made; the journal is not trimmed until one is", error=str(error)
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def make(self, broker: Broker, group_log: ObjectGroupLog) -> Base:

@@ -327,7 +327,7 @@ async def test_a_folder_that_is_ahead_of_the_log_is_refused(store: FaultyStore) 
     log = await open_object_log(store)
     await append(log, b"2")
     await make_log(store).open(3, 0)
-    with pytest.raises(Corrupt, match="the data directory contains lsn 3: it belongs to another log"):
+    with pytest.raises(Corrupt, match="the data directory contains lsn 3: it belongs to another journal"):
         await make_log(store).open(4, 0)
 
 

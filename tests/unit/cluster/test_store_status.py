@@ -53,12 +53,12 @@ def test_a_cluster_that_nobody_has_owned_yet(tmp_path: Path) -> None:
     play(tmp_path, nothing)
     told = status(tmp_path)
     assert told.exit_code == 1
-    _, owner, log, bases = told.output.splitlines()
+    _, owner, journal, bases = told.output.splitlines()
     assert (owner, bases) == ("shard 0: nobody has owned it yet", "  bases: none yet")
-    assert log.startswith("  log: 1 groups, ")
+    assert journal.startswith("  journal: 1 groups, ")
 
 
-def test_an_owner_its_log_and_its_bases(tmp_path: Path) -> None:
+def test_an_owner_its_journal_and_its_bases(tmp_path: Path) -> None:
     async def own(store: ObjectStore, log: ObjectGroupLog) -> None:
         await log.take_over(2, 1)
         await log.append(3, blank())
@@ -78,7 +78,7 @@ def test_an_owner_its_log_and_its_bases(tmp_path: Path) -> None:
     lines = told.output.splitlines()
     assert lines[0].endswith(", shards: 1, a lease of 60 s") and lines[1] == "shard 0: owner b, epoch 1"
     assert lines[2].startswith("  last group: lsn 3, ") and lines[2].endswith(" s ago; take-overs: 1")
-    assert lines[3].startswith("  log: 3 groups, ")
+    assert lines[3].startswith("  journal: 3 groups, ")
     assert lines[4].startswith("  bases: 1, the newest with lsn 2, ")
 
 
@@ -120,4 +120,4 @@ def test_no_cluster_and_a_log_that_is_gone(tmp_path: Path) -> None:
 
     play(tmp_path, lose)
     told = status(tmp_path)
-    assert told.exit_code == 1 and "The log has no groups" in told.output
+    assert told.exit_code == 1 and "The journal has no groups" in told.output
