@@ -83,7 +83,9 @@ class BucketUpkeep:
                 raise Unavailable("the clock was ahead when they were written")
             await self._take_up(image)
         except PostdateError as error:
-            log.error("Buckets are damaged; rebuilding the delayed index from the ledgers", error=str(error))
+            log.error(
+                "Buckets cannot be used; rebuilding the delayed index from the ledgers", error=str(error)
+            )
             tracker.clear()
             tracker.buckets.disown(image.bucket_ids)
             await tracker.buckets.restore(

@@ -26,6 +26,7 @@ from broker.delayed.bucket_values import BucketImage
 from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
 from broker.model import Batch, IdRange, Int64Column, Position
+from broker.observe.logs import get_logger
 from broker.observe.metrics import TopicCounters
 from broker.policy import EffectiveTopicPolicy, TopicPolicy
 from broker.runtime.clock import Clock
@@ -78,6 +79,8 @@ from broker.topics.topic_index import IndexServices, TopicIndex
 from broker.topics.topic_keys import TopicKeys
 from broker.topics.topic_policies import TopicPolicies
 from broker.topics.topic_subscriptions import Subscriptions
+
+log = get_logger(__name__)
 
 APPLIED_BY: dict[type, tuple[str, ...]] = {
     Produced: ("ledgers", "index", "keys", "producers", "subscriptions"),
@@ -269,6 +272,8 @@ class Topic:
         self.subscriptions.on_due(chunk)
 
     def _on_rebuild(self) -> None:
+        # The cause was logged by the index, which knows no names.
+        log.warning("The delayed index of a topic is rebuilt", topic=self.name)
         self._services.note_rebuild()
         self.counts.recount_all()
 

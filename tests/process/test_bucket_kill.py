@@ -110,7 +110,7 @@ async def test_a_bucket_that_is_gone_is_made_again_and_an_operator_can_see_it(st
     assert not load.violations, load.violations[:5]
     found = await asyncio.to_thread(metrics, broker)
     assert found["postdate_index_rebuilds_total"] == 1
-    assert broker.logged("Buckets are damaged")
+    assert broker.logged("Buckets cannot be used")
     async with asyncio.timeout(10):
         while gone.exists():  # until the next checkpoint's manifest is durable
             await asyncio.sleep(0.01)
