@@ -210,6 +210,9 @@ class _BaseVfsFile:
     def pread_nowait(self, length: int, offset: int) -> bytes | None:
         return None
 
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        pass
+
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         raise _read_only(self._path)
 

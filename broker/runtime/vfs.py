@@ -57,6 +57,9 @@ class File(Protocol):
     def pread_nowait(self, length: int, offset: int) -> bytes | None:
         """As `pread`, or None if it would have to wait for the disk: the one read that the event loop may do."""
 
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        """Have the system read ranges at once that `pread` will be asked for: a hint, whose failure does nothing."""
+
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write all parts, one after the other, at `offset`; raises WriteFailed unless every byte was taken."""
 
@@ -156,6 +159,11 @@ class LocalFile:
         except OSError:  # not in memory, or a file system that cannot tell: whoever waits for it finds out
             return None
         return bytes(block) if count == length else None
+
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        with contextlib.suppress(OSError):
+            for begin, end in zip(begins, ends, strict=True):
+                os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         for first in range(0, len(parts), _IOV_MAX):

@@ -112,6 +112,9 @@ class MemFile:
         block = self.pread(length, offset)
         return block if len(block) == length else None
 
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        pass
+
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         node = self._checked()
         data = b"".join(parts)

@@ -460,6 +460,14 @@ def test_a_read_that_does_not_wait_answers_all_or_nothing(file: LocalFile):
             assert file.pread_nowait(5, 0) is None
 
 
+def test_a_hint_to_read_ahead_changes_nothing_and_may_fail(file: LocalFile):
+    file.pwrite(PARTS, 0)
+    file.read_ahead([0, 6], [5, 1 << 20])
+    with patch.object(os, "posix_fadvise", failing(errno.EIO)):
+        file.read_ahead([0], [5])
+    assert file.pread(5, 0) == b"first"
+
+
 @pytest.mark.parametrize("error", [None, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("taken", [2, 1 << 20])
 def test_a_copy_is_whole_whether_the_kernel_does_it_or_not(file: LocalFile, error: int | None, taken: int):

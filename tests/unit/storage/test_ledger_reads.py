@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from google_crc32c import value
@@ -9,7 +11,14 @@ from google_crc32c import value
 from broker.errors import Corrupt
 from broker.model import ROW, RowColumn
 from broker.storage.blocks import HEADER_BYTES, BlockChecksums
-from broker.storage.ledger_reads import FEW_READS, ReadHandles, frames_within, read_footer, read_frames
+from broker.storage.ledger_reads import (
+    FEW_READS,
+    ReadHandles,
+    frames_within,
+    read_footer,
+    read_frames,
+    read_items,
+)
 
 
 class Bytes:
@@ -17,14 +26,22 @@ class Bytes:
 
     path = "ledgers/1.0"
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, *, is_in_memory: bool = True) -> None:
         self._content = content
+        self._is_in_memory = is_in_memory
+        self.asked_for: list[tuple[int, int]] = []
 
     def size(self) -> int:
         return len(self._content)
 
     def pread(self, length: int, offset: int) -> bytes:
         return self._content[offset : offset + length]
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        return self.pread(length, offset) if self._is_in_memory else None
+
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        self.asked_for += zip(begins, ends, strict=True)
 
 
 def rows_at(frames: list[tuple[int, bytes]]) -> RowColumn:
@@ -48,6 +65,21 @@ def test_offsets_that_go_back_are_damage_though_the_frames_are_whole(count: int)
     rows = rows_at([(4 * n, data[4 * n : 4 * n + 4]) for n in order])
     with pytest.raises(Corrupt, match="offsets"):
         read_frames(ReadHandles(file, file, file), rows, len(data))
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_what_lies_scattered_and_is_not_in_memory_is_asked_for_together(*, is_in_memory: bool):
+    places = [n << 14 for n in range(FEW_READS + 2)]
+    data = b"".join(b"%04d" % n + bytes((1 << 14) - 4) for n in range(len(places)))
+    file = Bytes(bytes(HEADER_BYTES) + data, is_in_memory=is_in_memory)
+    wanted = [data[at : at + 4] for at in places]
+    ranges = [(HEADER_BYTES + at, HEADER_BYTES + at + 4) for at in places]
+    rows = rows_at(list(zip(places, wanted, strict=True)))
+    assert read_frames(ReadHandles(file, file, file), rows, len(data)) == wanted
+    assert file.asked_for == ([] if is_in_memory else ranges)
+    file.asked_for.clear()
+    assert read_items(file, np.array(places) + HEADER_BYTES, 4) == b"".join(wanted)
+    assert file.asked_for == ([] if is_in_memory else ranges)
 
 
 def test_a_whole_footer_of_another_count_is_damage():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -63,6 +63,12 @@ class Bytes:
     def pread(self, length: int, offset: int) -> bytes:
         self.reads.append(length)
         return self.content[offset : offset + length]
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        return self.pread(length, offset)
+
+    def read_ahead(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        raise AssertionError("all of it is in memory")
 
 
 def packed(rows: RowColumn) -> Bytes:
