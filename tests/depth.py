@@ -59,6 +59,11 @@ def every_pair(*axes: Iterable[object]) -> list[object]:
     ]
 
 
+def one_of_three(number: int) -> pytest.MarkDecorator:
+    """Mark of one of three long tests: of those with 0, 1 and 2 a change has one, on each day another."""
+    return pytest.mark.slow if number == TODAY % 3 else pytest.mark.deep
+
+
 def load_profile() -> None:
     """No example has a time limit, since tests share a machine.
 

@@ -26,7 +26,7 @@ FACTORIES: dict[str, Factory] = {
 }
 
 
-SETTINGS = machine_settings(fast=1, change=3, deep=1_000)
+SETTINGS = machine_settings(fast=1, change=2, deep=1_000)
 
 
 @pytest.mark.parametrize("name", FACTORIES)

@@ -7,18 +7,18 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 import postdate
+from tests.depth import at_depth, one_of_three
 from tests.process.conftest import Start, until
 from tests.process.test_cluster_shards import SECONDS, SHARDS, TOPICS, Nodes
 from tests.process.test_compaction import LARGE, TINY, compact, fill, ledger_bytes, ledger_files
 from tests.process.test_crash import verify
 
-LEDGERS, ENTRIES, PAYLOAD_BYTES = 4, 400, 1_024
+LEDGERS, ENTRIES = at_depth(change=3, deep=4), at_depth(change=200, deep=400)
+PAYLOAD_BYTES = 1_024
 
 
-@pytest.mark.slow
+@one_of_three(1)
 async def test_the_job_at_each_node_frees_the_disks_of_all_and_a_take_over_delivers_what_is_left(
     start: Start, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
-from tests.depth import at_depth
+from tests.depth import at_depth, one_of_three
 from tests.process.conftest import SMALL, BrokerProcess, Start
 from tests.process.load import SUBSCRIPTIONS, Load
 from tests.process.test_crash import StreamCut, settle
@@ -195,7 +195,7 @@ class Client:
                 await asyncio.sleep(0.1)
 
 
-@pytest.mark.slow
+@one_of_three(0)
 async def test_nothing_is_lost_early_or_back_whatever_becomes_of_nodes_and_of_single_shards(
     start: Start, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(
     await asyncio.to_thread(verify, data_dir)
 
 
+@pytest.mark.deep
 async def test_compaction_under_load_is_not_noticed(start: Start, tmp_path: Path):
     load = Load(seed=32, delay_ms_max=2_000, pause_ms=PAUSE_MS)
     data_dir = tmp_path / "d"

@@ -12,7 +12,7 @@ from benchmarks.strangers.floods import Flood
 from benchmarks.strangers.measure import access_flags, resident_bytes
 from broker.config import BrokerConfig
 from broker.rpc.reception import window_bytes
-from tests.depth import at_depth
+from tests.depth import TODAY, at_depth, deep_but
 from tests.process.conftest import BrokerProcess, Start, until
 
 MIB = 1 << 20
@@ -50,6 +50,8 @@ FLOODS = {
     # These begin well: what arrives then at once is a message of each.
     "streams of large messages": Case(1, 200 * MIB, 120 * 2 * MIB),
 }
+OF_THE_DAY = [list(FLOODS)[(TODAY + step) % len(FLOODS)] for step in range(3)]
+"""Floods that a change meets, on the next day one of them another."""
 
 
 async def flooded(broker: BrokerProcess, name: str, case: Case, budget_bytes: int = BUDGET_BYTES) -> Flood:
@@ -74,7 +76,7 @@ async def flooded(broker: BrokerProcess, name: str, case: Case, budget_bytes: in
     return flood
 
 
-@pytest.mark.parametrize("name", FLOODS)
+@pytest.mark.parametrize("name", deep_but(OF_THE_DAY, FLOODS))
 async def test_messages_that_arrive_hold_a_bounded_memory(start: Start, tmp_path: Path, name: str):
     broker = await start(
         environ=TWO_ARENAS,

@@ -13,11 +13,9 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 import postdate
 from broker.topic_shards import shard_of
-from tests.depth import at_depth
+from tests.depth import at_depth, one_of_three
 from tests.process.conftest import SMALL, Start
 from tests.process.test_cluster_shards import SECONDS, Nodes
 from tests.process.test_shards import SHARDS, children
@@ -99,7 +97,7 @@ async def test_a_shard_is_killed_under_load_and_its_clients_go_on(start: Start, 
         assert (found.ready_messages, found.leased_messages, found.scheduled_messages) == (0, 0, 0)
 
 
-@pytest.mark.slow
+@one_of_three(2)
 async def test_a_node_of_a_cluster_is_killed_and_an_owner_frozen_and_clients_go_on(
     start: Start, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -121,11 +122,16 @@ async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_o
     await (await start(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
 
 
-@pytest.mark.parametrize("which", ["grpc_address", "http_address"])
 # A socket that is shared among brokers alone would be refused by the first and taken by the second.
-@pytest.mark.parametrize("holder", ["a listener", "another broker"])
+@pytest.mark.parametrize(
+    ("holder", "which"),
+    deep_but(
+        [("another broker", "grpc_address"), ("a listener", "http_address")],
+        itertools.product(("a listener", "another broker"), ("grpc_address", "http_address")),
+    ),
+)
 async def test_port_that_another_process_holds_is_refused(
-    start: Start, start_command: Start, tmp_path: Path, which: str, holder: str
+    start: Start, start_command: Start, tmp_path: Path, holder: str, which: str
 ):
     with socket.socket() as listener:
         if holder == "a listener":

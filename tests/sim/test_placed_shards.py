@@ -120,6 +120,7 @@ def test_one_shard_is_taken_over_while_the_other_goes_on() -> None:
     run_sim(scenario, seed=5)
 
 
+@pytest.mark.deep
 def test_shards_that_shared_a_log_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault on purpose: the second shard writes where the first one does."""
     make = shard_brokers.ObjectGroupLog

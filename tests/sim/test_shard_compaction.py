@@ -32,6 +32,7 @@ from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fi
 
 SETTINGS = config(checkpoint_interval_ms=5_000)
 SEEDS = range(at_depth(change=1, deep=200))
+STEPS = at_depth(change=24, deep=40)
 
 
 def there(node: Node) -> dict[int, int]:
@@ -428,7 +429,7 @@ async def _walk(seed: int, loop: SimLoop, clock: SimClock) -> None:
     waiting: dict[bytes, Position] = {}
     delivered: set[bytes] = set()
     number = 0
-    for _ in range(40):
+    for _ in range(STEPS):
         match rng.choice(
             ("produce", "produce", "compact", "cancel", "move", "crash", "cut", "sleep", "checkpoint")
         ):

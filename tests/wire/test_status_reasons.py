@@ -47,8 +47,7 @@ def given() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name = ast.unparse(node.func).rpartition(".")[2]
-            kind = kinds.get(name)
+            kind = kinds.get(getattr(node.func, "attr", getattr(node.func, "id", "")))
             if kind is None or not issubclass(kind, errors.PostdateError):
                 continue
             reasons = [each for k in node.keywords if k.arg == "reason" for each in spelled(k.value)]

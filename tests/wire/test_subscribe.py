@@ -291,7 +291,7 @@ async def seconds_beside_extensions(wire: Wire, stream: Stream, ids: list[Id], s
     return statistics.median(seconds[-steps // 2 :])
 
 
-MANY_LEASES = at_depth(change=4_000, deep=10_000)
+MANY_LEASES = at_depth(change=2_000, deep=10_000)
 
 
 @pytest.mark.slow

@@ -330,7 +330,7 @@ async def test_runs_cost_five_bytes_a_key_in_a_cache_and_nothing_beside_it() -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 1_000])
 def test_a_key_in_memory_costs_less_than_two_hundred_bytes(batch: int) -> None:
-    values = column(random_hashes(10_000))
+    values = column(random_hashes(at_depth(change=2_000, deep=10_000)))
     ledger_ids = np.full(batch, 1 << 40, dtype=np.int64)
     tracemalloc.start()
     try:
