@@ -26,7 +26,7 @@ def is_whole_due(frozen: int, kept: int) -> bool:
 
 
 class CycleCollection:
-    """Seldom collections, of which the full ones look only at what came since the last one.
+    """Collections at long intervals, of which the full ones look only at what came since the last one.
 
     What one has walked is left out of the next ones. Among that may be what becomes garbage later, as a deleted topic
     does; so once its number has doubled, all of it is walked after all.
