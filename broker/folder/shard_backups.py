@@ -44,9 +44,8 @@ class ShardBackups:
         if lock is None:
             raise backup_running()
         try:
-            self._vfs.sync_dir(
-                self._folder
-            )  # who deleted a backup may have been killed before that was durable
+            # Who deleted a backup may have been killed before that was durable.
+            self._vfs.sync_dir(self._folder)
             for name in self._vfs.list_dir(self._folder):
                 if name.endswith(PARTIAL) and is_backup_name(name.removesuffix(PARTIAL)):
                     remove_tree(self._vfs, self.path(name))

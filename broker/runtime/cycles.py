@@ -2,7 +2,7 @@
 
 It runs in whichever thread allocates, and everybody else waits. A full collection walks every object there is: 190 ms
 with 2,000 topics, several times while they come, to find some dozens of objects. And a young one comes with every 700
-new objects, as Python has it: a tenth of what a broker did that stored batches, whose objects need no collector to go.
+new objects, as Python has it, many times for each write of a busy journal, whose objects need no collector to go.
 """
 
 from __future__ import annotations

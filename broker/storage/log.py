@@ -131,7 +131,7 @@ class LogAmendments(Mapping[int, Amendments]):
         self.dirty: set[int] = set()
         """Ledgers with other amendments than when they were captured last."""
         self.version = 0
-        """Another one: times that were read before may be others by now."""
+        """Rises with each amendment: times that were read before it may be others by now."""
 
     def __getitem__(self, ledger_id: int) -> Amendments:
         return self._by_ledger[ledger_id]
