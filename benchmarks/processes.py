@@ -92,8 +92,8 @@ def spawn(
     """Start a process on one core, in a session of its own; the kernel kills it when this one dies, however it dies.
 
     Linux shares the time of the cores between sessions first, and then between the processes of each, as it does
-    between services. Of a broker and clients in one session each core counts half, and where both have work the
-    kernel's worker that flushes the disk waits for a tick of 4 ms at each sync.
+    between services. With broker and clients in one session, and work on both cores, the kernel's worker that flushes
+    the disk waits for a tick of 4 ms at each sync.
     """
 
     def prepare() -> None:

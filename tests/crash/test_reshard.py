@@ -223,9 +223,13 @@ def read_moving(vfs: MemVfs) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
+OF_NAMES = pytest.mark.parametrize(
     "policy", [CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_LOST_DATA_KEPT, CrashPolicy.MIXED]
 )
+"""With the ways to crash that can take back a name."""
+
+
+@OF_NAMES
 @pytest.mark.parametrize(("old", "new"), EVERYWHERE)
 def test_a_crash_while_names_are_moved_at_the_start_changes_nothing(
     old: int, new: int, policy: CrashPolicy
@@ -235,9 +239,7 @@ def test_a_crash_while_names_are_moved_at_the_start_changes_nothing(
         check(disk.crashed(at, policy, random.Random(at)), (new,), topics_before())
 
 
-@pytest.mark.parametrize(
-    "policy", [CrashPolicy.LOSE_UNSYNCED, CrashPolicy.NAMES_LOST_DATA_KEPT, CrashPolicy.MIXED]
-)
+@OF_NAMES
 @pytest.mark.parametrize(("old", "new"), EVERYWHERE)
 def test_a_start_after_a_kill_relies_on_no_marker_that_a_power_cut_takes_back(
     old: int, new: int, policy: CrashPolicy
