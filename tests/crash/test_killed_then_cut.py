@@ -97,7 +97,7 @@ def renamed_at(node: Node, path: str) -> int:
 
 async def check_cut(node: Node, counts: dict[str, int]) -> None:
     """The power goes: the next life finds so many messages of each topic, whatever was lost that was not synced."""
-    for policy, seed in product(CrashPolicy, range(8)):
+    for policy, seed in product(CrashPolicy, range(at_depth(change=2, deep=8))):
         found = await observe(node.crash(policy, random.Random(seed)).open(start=False))
         assert {topic.name: len(topic.messages) for topic in found.values()} == counts, f"{policy} {seed}"
 
