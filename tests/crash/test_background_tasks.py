@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOUR_MS = 3_600_000
 TURNS = at_depth(change=7, deep=9)
 """Of a broker at work: enough for every await that a row names."""
-EVERY = at_depth(change=5, deep=1)
+EVERY = at_depth(change=8, deep=1)
 """Of so many rows, and of so many places of theirs, one is tried, on each day of a build server others."""
 LASTS, ENDS = "lasts", "ends by itself"
 

@@ -49,10 +49,10 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=1_400, deep=1)
-DENSE = at_depth(change=280, deep=1)
+STRIDE = at_depth(change=2_800, deep=1)
+DENSE = at_depth(change=560, deep=1)
 """Of the operations around changes."""
-CUT = at_depth(change=1_680, deep=1)
+CUT = at_depth(change=3_360, deep=1)
 """Of these, those whose recovery is cut."""
 FAR_MS = 5_000
 TOPIC = "orders"

@@ -20,6 +20,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.topic import TopicCapture
+from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR, Node, Outgoing, small_config
 
 COUNT = 3 * TOPICS_AT_ONCE + 1
@@ -261,7 +262,7 @@ def test_a_crash_at_any_step_of_a_checkpoint_leaves_every_new_topic(policy: Cras
             await node.create_subscription(name, "all")
         first = node.vfs.op_count
         await node.checkpoint()
-        for at in range(first, node.vfs.op_count + 1):
+        for at in sampled(range(first, node.vfs.op_count + 1), at_depth(change=3, deep=1)):
             after = node.crash(policy, random.Random(at), at=at).open(start=False)
             for name in names:
                 assert after.topic(name).subscriptions.find("all"), at
