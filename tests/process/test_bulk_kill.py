@@ -23,7 +23,7 @@ async def test_a_bulk_change_survives_a_killed_broker(start: Start, tmp_path: Pa
         postdate.connect(broker.grpc_address, retry_for=timedelta(seconds=30)) as client,
         asyncio.timeout(60),
     ):
-        async with client.producer("t") as producer:
+        async with client.producer("t", batch_messages_max=int(SMALL["batch_messages_max"])) as producer:
             sent = [producer.send(b"x", deliver_after=HOUR, schedule_key=f"k{at}") for at in range(COUNT)]
             await asyncio.gather(*sent)
         before = {message.id: message.deliver_at async for message in client.schedule.list("t")}
