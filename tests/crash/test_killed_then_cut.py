@@ -98,6 +98,7 @@ def renamed_at(node: Node, path: str) -> int:
 async def check_cut(node: Node, counts: dict[str, int]) -> None:
     """The power goes: the next life finds so many messages of each topic, whatever was lost that was not synced."""
     now = node.vfs.op_count
+    node.abandon()
     for state in node.vfs.crash_states(first=now, last=now, seeds=range(40)):
         found = await observe(Node(state.vfs, node.clock, node.config).open(start=False))
         assert {topic.name: len(topic.messages) for topic in found.values()} == counts, state
