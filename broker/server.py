@@ -42,6 +42,7 @@ from broker.runtime.cycles import CycleCollection
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.ownership import Ownership
+from broker.runtime.scheduling import give_way
 from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.steps import StepThread
 from broker.runtime.vfs import LocalVfs, Vfs
@@ -90,9 +91,10 @@ class BrokerThreads:
     def __init__(self) -> None:
         self._journal = StepThread("journal")
         self._executors = [
-            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("files", "reads", "index")
+            ThreadPoolExecutor(1, name, initializer=give_way) for name in ("files", "reads", "index")
         ]
-        self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
+        # Whoever syncs holds what a commit of the file system, and so the journal's own sync, may wait for.
+        self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, "syncs"))
         self._spares = SpareDescriptors(SPARE_DESCRIPTORS)
 
     def make_broker(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import struct
+import sys
+import threading
 
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 """The number of `sched_setattr`, which Python does not have."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SLICE_NS = 100_000
 """The shortest one that the system grants."""
+_NICENESS = 5
+"""More than that of the process, for whoever gives way: a third of the weight."""
 
 
 def run_when_woken() -> bool:
@@ -31,3 +36,17 @@ def run_when_woken() -> bool:
         return bool(syscall(_SET_ATTRIBUTES, 0, attributes, 0) == 0)
     except (OSError, AttributeError):  # musl answers ENOSYS, a filter of system calls EPERM
         return False
+
+
+def give_way() -> None:
+    """Let the threads of this niceness have three times as much of a core as this one, where they want the same one.
+
+    Otherwise a thread that reads for somebody has as much of it as the loop, which serves everybody else. For the
+    thread itself: it can give way only once. A system that does not know the niceness of a thread, or refuses it,
+    shares as before.
+    """
+    if sys.platform != "linux":  # elsewhere a number means a process
+        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -110,6 +110,22 @@ async def test_unknown_flag_is_a_usage_error(start_command: Start, tmp_path: Pat
     assert not (tmp_path / "d").exists()
 
 
+def nicenesses(pid: int) -> set[int]:
+    """Of the threads of a process."""
+    return {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in Path(f"/proc/{pid}/task").iterdir()}
+
+
+async def test_threads_that_read_and_write_files_give_way_to_the_loop(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    pid = broker.process.pid
+    own = os.getpriority(os.PRIO_PROCESS, pid)
+    request = producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"x")])
+    async with asyncio.timeout(10):
+        while nicenesses(pid) != {own, own + 5}:
+            await broker.producer.Produce(request, timeout=10)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == own
+
+
 async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_on(
     start: Start, tmp_path: Path
 ):

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from broker.runtime import scheduling
-from broker.runtime.scheduling import run_when_woken
+from broker.runtime.scheduling import give_way, run_when_woken
 
 T = TypeVar("T")
 
@@ -68,3 +69,38 @@ def test_a_system_without_one_of_the_calls_is_no_error(owner: object, name: str,
 def test_a_system_that_refuses_it_is_no_error():
     with patch.object(scheduling, "_SET_ATTRIBUTES", 100_000):  # no such call
         assert in_a_thread(run_when_woken) is False
+
+
+def niceness() -> tuple[int, int]:
+    """Of this thread, and of the process's first one."""
+    return (
+        os.getpriority(os.PRIO_PROCESS, threading.get_native_id()),
+        os.getpriority(os.PRIO_PROCESS, os.getpid()),
+    )
+
+
+def test_a_thread_that_gives_way_has_a_third_of_the_weight_and_the_process_has_its_own():
+    def look() -> tuple[int, int]:
+        give_way()
+        return niceness()
+
+    ours, first = in_a_thread(niceness)
+    assert in_a_thread(look) == (ours + 5, first)
+    assert in_a_thread(niceness) == (ours, first)
+
+
+def test_where_a_number_means_a_process_nothing_gives_way():
+    with patch.object(sys, "platform", "darwin"), patch.object(os, "setpriority", side_effect=AssertionError):
+        in_a_thread(give_way)
+
+
+@pytest.mark.parametrize("name", ["getpriority", "setpriority"])
+def test_a_system_that_refuses_a_niceness_is_no_error(name: str):
+    """An error here would end the threads of an executor before their first step."""
+
+    def look() -> bool:
+        with patch.object(os, name, side_effect=PermissionError(errno.EPERM, "filtered")):
+            give_way()
+        return True
+
+    assert in_a_thread(look)
