@@ -16,7 +16,7 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 _SLICE_NS = 100_000
 """The shortest one that the system grants."""
 _NICENESS = 5
-"""More than that of the process, for whoever gives way: a third of the weight."""
+"""Added to that of the process for whoever gives way: a third of the weight."""
 
 
 def run_when_woken() -> bool:
@@ -39,11 +39,11 @@ def run_when_woken() -> bool:
 
 
 def give_way() -> None:
-    """Let the threads of this niceness have three times as much of a core as this one, where they want the same one.
+    """Let the loop have three times as much of a core as this thread, where both want the same one.
 
-    Otherwise a thread that reads for somebody has as much of it as the loop, which serves everybody else. For the
-    thread itself: it can give way only once. A system that does not know the niceness of a thread, or refuses it,
-    shares as before.
+    Otherwise a thread that reads for somebody has as much of it as the loop, which serves everybody else. A thread asks
+    for itself, once: each time adds to its niceness, and to take it back needs a privilege. A system that does not
+    know the niceness of a thread, or refuses it, shares as before.
     """
     if sys.platform != "linux":  # elsewhere a number means a process
         return

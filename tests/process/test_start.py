@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,8 +112,12 @@ async def test_unknown_flag_is_a_usage_error(start_command: Start, tmp_path: Pat
 
 
 def nicenesses(pid: int) -> set[int]:
-    """Of the threads of a process."""
-    return {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in Path(f"/proc/{pid}/task").iterdir()}
+    """Of the threads of a process, which may end meanwhile."""
+    found = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            found.add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
+    return found
 
 
 async def test_threads_that_read_and_write_files_give_way_to_the_loop(start: Start, tmp_path: Path):
