@@ -1,6 +1,6 @@
 """Measure a broker of this checkout: throughput, latency, recovery and memory.
 
-python -m benchmarks                                  everything, three runs each
+python -m benchmarks                                  everything, three runs each; writes docs/benchmarks.md
 python -m benchmarks --only deliver,sdk-*             some rows
 python -m benchmarks --only index-1g --runs 1         a row that runs only if it is spelled out
 python -m benchmarks --quick                          a smoke test: one run, a tenth of the size
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -30,6 +31,7 @@ from benchmarks import (
     fairness,
     index_scenarios,
     machine,
+    page,
     pending,
     report,
     schedule,
@@ -54,6 +56,7 @@ ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS | cluster.SCENARIOS |
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main() -> int:
@@ -122,6 +125,12 @@ def _run(options: argparse.Namespace, setup: Setup, rows: list[Row], profiler: P
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n")
     print(f"written: {path}")
+    if options.source == ROOT and not (setup.quick or profiler or setup.broker_flags or setup.entries):
+        command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+        by_name = {result["name"]: result for result in results}
+        if groups := page.measured_groups(by_name.keys()):
+            PAGE.write_text(page.write_tables(PAGE.read_text(), command, about, measured, by_name))
+            print(f"written: {PAGE}: {', '.join(groups)}")
     return 1 if any("failed" in result for result in results) else 0
 
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.errors import BenchmarkFailed
+from benchmarks.pages import origin, replace_figures
 from benchmarks.peers.rows import ROWS, Figure, PeerRow, Sizes, Take, best, figure_of
 from benchmarks.report import number
 
-BEGIN = "<!-- figures of make bench-peers: begin -->"
-END = "<!-- figures of make bench-peers: end -->"
+FIGURES = "make bench-peers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +43,13 @@ class Results:
 
 def write_page(page: str, results: Results) -> str:
     """Put the tables of a run in the place of those between the markers."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise BenchmarkFailed("the page has no markers for the figures")
-    return f"{before}{BEGIN}\n\n{render(results)}\n\n{END}{after}"
+    return replace_figures(page, FIGURES, render(results))
 
 
 def render(results: Results) -> str:
     """The tables of a run, in Markdown."""
-    about = results.machine
     parts = [
-        f"`{results.command}`, commit {about['commit']}, {about['date']}; {about['cores']} cores of {about['cpu']}, "
-        f"{about['memory_gib']} GiB, {about['system']}, Linux {about['kernel']}, {about['file_system']}, "
-        f"Python {about['python']}. {_medians(results.runs)}{_probes(results)}",
+        f"{origin(results.command, results.machine)} {_medians(results.runs)}{_probes(results)}",
         table(results),
     ]
     parts += [f"{peer.title}: {reason}." for (name, peer, reason) in _failures(results)]

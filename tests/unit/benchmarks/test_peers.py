@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.pages import markers
 from benchmarks.peers import nats, page, programs, pulsar, rabbitmq, runs, work
 from benchmarks.peers.page import About, Results
 from benchmarks.peers.peer import Peer
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
 RATE, SECONDS = ROWS[0], next(row for row in ROWS if row.figure == "seconds")
+BEGIN, END = markers(page.FIGURES)
 LIMITS = runs.Machine(Path(), 0, 0, foreign_max=0.25, probe_ratio_max=2.0, seconds_max=60.0)
 
 
@@ -147,7 +149,7 @@ def test_the_page_has_figures_in_the_place_of_the_old_ones():
         ("one", "herd-100b"): [Take({"seconds": 0.5, **probes})],
         ("two", "herd-100b"): [Take({"seconds": 1.5, **probes}, "others")],
     }
-    old = f"# Title\n\n{page.BEGIN}\n\nold figures\n\n{page.END}\n\nmore\n"
+    old = f"# Title\n\n{BEGIN}\n\nold figures\n\n{END}\n\nmore\n"
     new = page.write_page(old, results(takes, {("two", "single-1kb"): "it died\nand more"}))
     assert new.startswith("# Title\n\n") and new.endswith("\n\nmore\n") and "old figures" not in new
     assert "| 10,000 due at once, all acknowledged, 100 B | **0.5 s** | 1.5 s * |" in new
@@ -157,7 +159,7 @@ def test_the_page_has_figures_in_the_place_of_the_old_ones():
     assert "| the same, 1 KB | failed | failed |" in new
     assert "Left out: Three (three-server is not on this machine)." in new
     assert "| One | 1.0 | synced | as shipped |" in new
-    assert page.write_page(new, results(takes, {})).count(page.BEGIN) == 1
+    assert page.write_page(new, results(takes, {})).count(BEGIN) == 1
 
 
 def test_a_row_that_a_peer_does_not_run_says_so_and_is_not_the_best():
