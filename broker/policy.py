@@ -267,8 +267,9 @@ def effective(
     own: SubscriptionPolicy, defaults: EffectiveSubscriptionPolicy
 ) -> EffectiveSubscriptionPolicy: ...
 def effective(own: Any, defaults: Any) -> Any:
-    """Return an own policy with what it leaves open taken from `defaults`."""
-    return replace(defaults, **set_values(own))
+    """Return an own policy with what it leaves open taken from `defaults`: those themselves, if that is all."""
+    given = set_values(own)
+    return replace(defaults, **given) if given else defaults
 
 
 def set_values(policy: _TopicFields[Any] | _SubscriptionFields[Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from broker.rpc.page_calls import PageCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.rpc.shortcut import ShortcutPort
+from broker.runtime.allocator import RestTrim
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.cycles import CycleCollection
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
@@ -249,6 +250,7 @@ class Server:
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
         self.broker.supervisor.spawn_lasting("loop lag", probe.run())
         self.broker.supervisor.spawn_lasting("cycle collection", CycleCollection().run())
+        self.broker.supervisor.spawn_lasting("trim of the heap", RestTrim().run())
         for name, watch in self._port.watches():
             self.broker.supervisor.spawn_lasting(name, watch)
         await self._port.server.start()

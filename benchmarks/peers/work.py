@@ -114,10 +114,12 @@ async def pending(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
         for _ in range(peer.in_flight):
             tasks.create_task(load(numbers))
     await phase("loaded")
-    due_ms = int(time.time() * 1000) + 1_000
+    due_ms = int(time.time() * 1000) + 1_000  # later than the answer, so that it is stored as one that waits
     few = [_payload(due_ms, number, 100) for number in range(_FEW)]
     await peer.produce_batch(few, [due_ms] * _FEW)
     await peer.close()
+    # Due by the kill, also where times are rounded up to seconds: or that would be what a start is waited for.
+    await asyncio.sleep(due_ms / 1000 + 1.0 - time.time())
     await phase("stored")  # killed and started now
     await wait_connected(peer)
     first: list[float] = []

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import time
 from contextlib import suppress
 
 _AGAIN_AFTER = 4
 """Times the pause after which the heap is trimmed again."""
+_LOOK_SECONDS = 5.0
+_BUSY = 0.25
+"""Of a core: who took no more frees little."""
+_REST = 1 / 3
+"""Of what a busy process took."""
+_RESTS = 2
+"""Looks in a row that find it at rest: bursts that follow each other use the same memory."""
 
 
 class Trimmer:
@@ -38,6 +46,37 @@ class Trimmer:
     def _trim(self) -> None:
         with suppress(RuntimeError):  # the loop's threads have ended
             asyncio.get_running_loop().run_in_executor(None, trim_heap)
+
+
+class RestTrim:
+    """Trims the heap once a busy process rests: a load of ten million messages leaves 160 MB that are free.
+
+    Not sooner, as what is freed under load is used again a moment later, and a new page costs more than one in use.
+    """
+
+    def __init__(self) -> None:
+        self._busiest = 0.0  # at a look since the last trim
+        self._rests = 0
+
+    async def run(self) -> None:
+        """Watch over this process until cancelled."""
+        before = time.process_time()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.process_time()
+            if self.is_due((now - before) / _LOOK_SECONDS):
+                await asyncio.get_running_loop().run_in_executor(None, trim_heap)
+            before = now
+
+    def is_due(self, share: float) -> bool:
+        """Note how much of a core was taken since the last look; return whether to trim now."""
+        self._busiest = max(self._busiest, share)
+        rests = self._busiest >= _BUSY and share <= self._busiest * _REST
+        self._rests = self._rests + 1 if rests else 0
+        if self._rests < _RESTS:
+            return False
+        self._busiest, self._rests = share, 0
+        return True
 
 
 def trim_heap() -> None:

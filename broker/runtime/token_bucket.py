@@ -14,6 +14,8 @@ _TOKEN = 10**18
 class TokenBucket:
     """Tokens of one rate. Whoever takes more than there are owes them: none are there until that is made up for."""
 
+    __slots__ = ("_burst", "_level", "_rate", "_settled_ns")
+
     def __init__(self) -> None:
         self._rate = 0  # units per nanosecond
         self._burst = 0

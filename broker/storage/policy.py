@@ -9,6 +9,9 @@ from broker.errors import InvalidRequest
 from broker.policy import POLICY_SPECS, PolicyKind, SubscriptionPolicy, TopicPolicy, set_values
 from broker.storage.v1 import manifest_pb2 as pb
 
+_NOTHING_SET = SubscriptionPolicy()
+"""Of most subscriptions, one for all of them."""
+
 
 def topic_policy_from_record(record: pb.TopicPolicyRecord) -> TopicPolicy:
     """Raises ValueError for a value out of its range."""
@@ -21,7 +24,8 @@ def topic_policy_to_record(policy: TopicPolicy) -> pb.TopicPolicyRecord:
 
 def subscription_policy_from_record(record: pb.SubscriptionPolicyRecord) -> SubscriptionPolicy:
     """Raises ValueError for a value out of its range."""
-    return SubscriptionPolicy(**_set_fields(record, SubscriptionPolicy))
+    given = _set_fields(record, SubscriptionPolicy)
+    return SubscriptionPolicy(**given) if given else _NOTHING_SET
 
 
 def subscription_policy_to_record(policy: SubscriptionPolicy) -> pb.SubscriptionPolicyRecord:

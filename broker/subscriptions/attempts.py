@@ -15,6 +15,8 @@ class Attempts:
     entries that come back together cost a few bitmap operations, and what never came back costs nothing.
     """
 
+    __slots__ = ("digits",)
+
     def __init__(self, digits: dict[int, list[BitMap]] | None = None) -> None:
         self.digits: dict[int, list[BitMap]] = digits if digits is not None else {}
 

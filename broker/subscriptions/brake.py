@@ -25,6 +25,8 @@ WAIT_MS = 1_000
 class Brake:
     """Counts, by entry, of returns to be sent at once in the present span."""
 
+    __slots__ = ("_began_ns", "_returns")
+
     def __init__(self) -> None:
         self._returns = Attempts()
         self._began_ns = 0

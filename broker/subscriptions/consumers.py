@@ -25,6 +25,8 @@ from broker.subscriptions.types import SubscriptionType
 class Consumers(Collection[Consumer]):
     """See the module's description. In the order in which they attached, those that hang last."""
 
+    __slots__ = ("_attached", "_by_key", "_clock", "_counters", "_decisions", "_states", "_work")
+
     def __init__(
         self,
         states: EntryStates,

@@ -36,6 +36,8 @@ class Cursor:
       CURSOR-3  `mark` never moves back; `settled` holds nothing below it.
     """
 
+    __slots__ = ("mark", "settled", "start")
+
     def __init__(self, start: Position, mark: Position | None = None, settled: Entries | None = None) -> None:
         self.start = start
         self.mark = mark if mark is not None else start

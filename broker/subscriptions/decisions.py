@@ -27,6 +27,18 @@ from broker.subscriptions.services import SubscriptionServices
 class Decisions:
     """See the module's description. Owns the brake on what is given back again and again."""
 
+    __slots__ = (
+        "_attempts",
+        "_brake",
+        "_by_key",
+        "_counters",
+        "_ids",
+        "_services",
+        "_states",
+        "_work",
+        "policy",
+    )
+
     def __init__(
         self,
         topic_id: int,

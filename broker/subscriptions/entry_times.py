@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -90,17 +90,22 @@ class _Gathering:
     waiting_count: int = 0  # likewise
 
 
+_NONE_GATHERED = _Gathering()
+"""Shared by all maps in which nothing gathers, as of every idle subscription: it is never written to."""
+
+
 class EntryTimes:
     """See the module's description. Besides its time, of each entry is known whether it waits for it."""
 
+    __slots__ = ("_are_marks_valid", "_gathering", "_runs", "_sources", "_target", "waits")
+
     def __init__(self, times: dict[int, LedgerTimes] | None = None) -> None:
-        self.waits: Entries = {}
-        """Entries that wait for their time; perhaps also some that have none here."""
+        self.waits: Entries = {}  # for their time; perhaps also some that have none here
         self._are_marks_valid = True  # no entry that waits has its row before a run's `unsent`
-        self._gathering = _Gathering()
-        self._runs: list[Run] = []
-        self._sources: list[Run] = []  # of the merge that is under way
-        self._target = Run()
+        self._gathering = _NONE_GATHERED
+        self._runs: Sequence[Run] = ()
+        self._sources: Sequence[Run] = ()  # of the merge that is under way
+        self._target: Run | None = None  # likewise
         if times:
             self._load(times)
 
@@ -131,7 +136,7 @@ class EntryTimes:
                 remove_entries(held, hits)
         if has_hits:
             if not self._gathering.held:
-                self._gathering = _Gathering()
+                self._gathering = _NONE_GATHERED
             self._merge(1)
 
     def wait_no_more(self, entries: Entries) -> None:
@@ -241,6 +246,8 @@ class EntryTimes:
         return first
 
     def _gather(self, time: int, entries: Entries, count: int) -> None:
+        if self._gathering is _NONE_GATHERED:
+            self._gathering = _Gathering()
         gathering = self._gathering
         gathering.chunks += [(time, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items()]
         merge_entries(gathering.named, entries)
@@ -254,7 +261,7 @@ class EntryTimes:
 
     def _flush(self) -> None:
         """Make a run of what has gathered."""
-        gathering, self._gathering = self._gathering, _Gathering()
+        gathering, self._gathering = self._gathering, _NONE_GATHERED
         nothing = BitMap()
         chunks = [
             (time, ledger_id, bitmap & gathering.held.get(ledger_id, nothing))
@@ -267,7 +274,7 @@ class EntryTimes:
     def _add_run(self, blocks: Iterator[Block], entries: Entries) -> None:
         run = Run()
         run.append(blocks, entries)
-        self._runs.append(run)
+        self._runs = [*self._runs, run]
 
     def _merge(self, steps: int) -> None:
         """Go on with merges, in a few steps of a block or two."""
@@ -278,7 +285,8 @@ class EntryTimes:
 
     def _begin_merge(self) -> bool:
         """Choose what to merge: a run that is mostly dead, or two of about one size."""
-        self._runs = runs = sorted((run for run in self._runs if run.held), key=lambda run: run.row_count)
+        runs = sorted((run for run in self._runs if run.held), key=lambda run: run.row_count)
+        self._runs = runs
         sources = next(
             ([run] for run in runs if run.row_count > 2 * run.held_count + _DEAD_ROWS),
             None,
@@ -288,8 +296,9 @@ class EntryTimes:
         )
         if sources is None:
             return False
-        self._sources, self._target = sources, Run()
-        self._runs.append(self._target)
+        target = Run()
+        self._sources, self._target = sources, target
+        self._runs = [*runs, target]
         return True
 
     def _merge_step(self) -> None:
@@ -298,6 +307,7 @@ class EntryTimes:
         if sources:
             time = min(int(run.blocks[0].times[-1]) for run in sources)
             target = self._target
+            assert target is not None
             parts: list[Block] = []
             moved: Entries = {}
             for run in sources:
@@ -317,7 +327,7 @@ class EntryTimes:
         if not any(run.blocks and run.held for run in self._sources):
             assert not any(run.held for run in self._sources)
             self._runs = [run for run in self._runs if run not in self._sources]
-            self._sources, self._target = [], Run()
+            self._sources, self._target = (), None
 
     def _load(self, times: dict[int, LedgerTimes]) -> None:
         self._add_run(

@@ -63,6 +63,17 @@ class Leases:
       LEASE-4  An entry is named by one grant at most.
     """
 
+    __slots__ = (
+        "_deadlines",
+        "_grants",
+        "_held",
+        "_late",
+        "_none_before_ns",
+        "_on_end",
+        "_outdated",
+        "leased",
+    )
+
     def __init__(self, on_end: Callable[[str], None] = lambda consumer_id: None) -> None:
         """`on_end` is told whose leases ended."""
         self._on_end = on_end

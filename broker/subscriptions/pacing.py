@@ -26,6 +26,8 @@ class Pacing:
     one. The bucket outlives dispatchers, but not a restart of the broker.
     """
 
+    __slots__ = ("_bucket", "held_through_ms", "next_ns", "room")
+
     def __init__(self) -> None:
         self.room = 0
         """Messages that may be handed out until the next look."""

@@ -43,6 +43,8 @@ class Reader:
     `fill` waits for the file thread: what that one brings is then dropped.
     """
 
+    __slots__ = ("_found", "_log", "_run", "catchup_end", "catchup_ms", "honors_delay", "position")
+
     def __init__(self, log: ReadableLog, *, honors_delay: bool) -> None:
         self._log = log
         self.honors_delay = honors_delay

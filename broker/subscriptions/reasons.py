@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from pyroaring import BitMap
 
@@ -68,6 +69,8 @@ class Reasons:
       REASON-1  `_bytes` is what all texts take, and at most `REASONS_BYTES_MAX`; `_noted` names the messages of
           `texts`.
     """
+
+    __slots__ = ("_bytes", "_memory", "_noted", "texts")
 
     def __init__(self, memory: ReasonsMemory, texts: Mapping[Position, str] | None = None) -> None:
         self._memory = memory
@@ -150,18 +153,26 @@ class MessageLog:
 
 
 class MessageLogs:
-    """Lines of the log that consumers of one subscription can cause with each message."""
-
-    __slots__ = ("dead_lettered", "kept", "nacked")
+    """Lines of the log that consumers of one subscription can cause with each message, each made when it is first asked
+    for: most subscriptions need none."""
 
     def __init__(self, topic: str, subscription: str, clock: Clock) -> None:
-        whose = topic, subscription, clock
-        self.nacked = MessageLog(log.info, "Messages were nacked", *whose)
-        self.dead_lettered = MessageLog(log.info, "Messages are moved to the dead letters", *whose)
-        self.kept = MessageLog(
+        self._whose = topic, subscription, clock
+
+    @cached_property
+    def nacked(self) -> MessageLog:
+        return MessageLog(log.info, "Messages were nacked", *self._whose)
+
+    @cached_property
+    def dead_lettered(self) -> MessageLog:
+        return MessageLog(log.info, "Messages are moved to the dead letters", *self._whose)
+
+    @cached_property
+    def kept(self) -> MessageLog:
+        return MessageLog(
             log.error,
             "Dead letters could not be stored; the messages stay in their subscription and are redelivered",
-            *whose,
+            *self._whose,
         )
 
 

@@ -38,6 +38,8 @@ _DUE_ROWS = 1 << 17
 class RedeliveryQueue:
     """See the module's description."""
 
+    __slots__ = ("_owed", "_put_off", "_ready", "queued")
+
     def __init__(self, owed: dict[int, LedgerTimes] | None = None) -> None:
         self.queued: Entries = {}
         self._ready: Entries = {}  # of `queued`: what may go now

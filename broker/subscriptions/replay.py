@@ -18,6 +18,8 @@ class ReplayQueue:
     missed by position (catch-up), which needs no memory.
     """
 
+    __slots__ = ("_chunks", "_count", "_entries_max", "_offset", "clears")
+
     def __init__(self, entries_max: int) -> None:
         self.clears = 0
         """Number of times that the queue was emptied: what was taken before is then somebody else's to find."""

@@ -108,6 +108,7 @@ TASKS = {
     # of the edges
     "loop lag": Row(LASTS, runs_here=False),
     "cycle collection": Row(LASTS, runs_here=False),
+    "trim of the heap": Row(LASTS, runs_here=False),
     "limits": Row(LASTS, runs_here=False),
     "security files": Row(LASTS, runs_here=False),
     "silent connections": Row(LASTS, {"SilentConnections.watch > to_thread": Kind.DISK}, runs_here=False),

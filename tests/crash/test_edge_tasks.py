@@ -199,4 +199,4 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
 
 def test_each_task_that_the_broker_alone_does_not_run_is_interrupted_here() -> None:
     assert {*OF_NODES, *OF_FRONTS, OF_PEERS} <= set(EDGES)
-    assert len(EDGES) == 15
+    assert len(EDGES) == 16

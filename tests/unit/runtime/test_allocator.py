@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from broker.runtime import allocator
-from broker.runtime.allocator import Trimmer, trim_heap
+from broker.runtime.allocator import RestTrim, Trimmer, trim_heap
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 
@@ -77,3 +78,43 @@ def test_a_loop_whose_threads_have_ended_is_left_alone(monkeypatch: pytest.Monke
         assert failures == []
 
     asyncio.run(ends_first())
+
+
+def test_a_heap_is_trimmed_once_a_busy_process_has_rested_for_two_looks():
+    trim = RestTrim()
+    assert [trim.is_due(share) for share in (0.9, 1.0, 0.3, 0.3, 0.3, 0.0)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert [trim.is_due(share) for share in (0.9, 0.2, 0.9, 0.2, 0.1)] == [False, False, False, False, True]
+
+
+def test_a_process_that_was_not_busy_is_left_alone():
+    trim = RestTrim()
+    assert not any(trim.is_due(share) for share in (0.2, 0.0, 0.0, 0.2, 0.0, 0.0))
+
+
+def test_a_rest_that_does_not_come_is_not_waited_for():
+    trim = RestTrim()
+    assert not any(trim.is_due(share) for share in (1.0, 0.4, 0.5, 0.4, 0.5))
+
+
+def test_memory_goes_back_while_a_process_rests(monkeypatch: pytest.MonkeyPatch):
+    trimmed_at: list[float] = []
+    cpu = iter((0.0, 5.0, 5.0, 5.0, 5.0, 5.0))  # seconds: busy until the first look, then at rest
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        monkeypatch.setattr(allocator, "trim_heap", lambda: trimmed_at.append(loop.time()))
+        monkeypatch.setattr(allocator, "time", SimpleNamespace(process_time=lambda: next(cpu)))
+        begin = loop.time()
+        task = asyncio.ensure_future(RestTrim().run())
+        await asyncio.sleep(24.0)
+        task.cancel()
+        [trimmed] = trimmed_at
+        assert 15.0 <= trimmed - begin < 16.0
+
+    run_sim(scenario, 1)

@@ -11,6 +11,7 @@ import pytest
 from broker.errors import NotFound
 from broker.model import START, Position
 from broker.policy import SubscriptionPolicy
+from broker.subscriptions.consumers import Consumers
 from broker.subscriptions.entry_states import PROMISED
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
@@ -207,7 +208,9 @@ def run_with_latency(
 # -- pause -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_subscription_with_something_ready_does_not_keep_the_loop_busy():
+def test_a_paused_subscription_with_something_ready_does_not_keep_the_loop_busy(
+    monkeypatch: pytest.MonkeyPatch,
+):
     async def scenario(node: Node, clock: SimClock) -> None:
         subscription = await node.create_subscription("t", "s", position=EARLIEST)
         (position,) = await node.produce("t", [Outgoing(b"x")])
@@ -217,14 +220,14 @@ def test_a_paused_subscription_with_something_ready_does_not_keep_the_loop_busy(
         await control.pause(topic, subscription, paused=True)
         await inbox.nack([position], 1)
         steps = 0
-        expire = subscription.consumers.expire_leases
+        expire = Consumers.expire_leases
 
-        def counted() -> None:
+        def counted(consumers: Consumers) -> None:
             nonlocal steps
             steps += 1
-            expire()
+            expire(consumers)
 
-        subscription.consumers.expire_leases = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(Consumers, "expire_leases", counted)
         await asyncio.sleep(10)
         assert steps < 100, "only as often as the clock is looked at"
         assert inbox.poll() == []
