@@ -18,6 +18,10 @@ _NICENESS = 10  # of who disturbs
 DISTURBANCES = ("nothing", "herd", "never-acks", "no-read", "idle-subscriptions", "many-topics")
 
 
+REST_SECONDS = 20
+"""After so long a broker at rest has given back what was freed (`broker.runtime.allocator.RestTrim`)."""
+
+
 def fairness(setup: Setup) -> Figures:
     """The worst of all disturbances, and each; in windows of ten seconds."""
     beside: list[subprocess.Popen[str]] = []
@@ -62,7 +66,7 @@ def idle_memory(setup: Setup) -> Figures:
         def note(what: str) -> Callable[[], None]:
             def look() -> None:
                 broker.wait_quiet()
-                time.sleep(20)  # what was freed is given back
+                time.sleep(REST_SECONDS)
                 resident[what] = broker.memory_bytes()["VmRSS"]
 
             return look

@@ -1,17 +1,19 @@
-"""The tables of docs/benchmarks.md: one for each group of rows, written when a run has measured all of that group."""
+"""The tables of docs/benchmarks.md, one for each group of rows: a run writes those of which it has measured all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.pages import origin, replace_figures
+from benchmarks.figures import origin, replace_figures
 from benchmarks.report import number
 from benchmarks.rows import GROUPS
 
 
-def measured_groups(measured: Set[str]) -> list[str]:
-    """Names of the groups of which all rows were measured, but for those that take long and are asked for by name."""
+def measured_groups(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the groups of which all rows were measured, none of which failed, but for those that take long and are
+    asked for by name."""
+    measured = _measured_rows(results)
     groups = []
     for group, rows in GROUPS.items():
         wanted = {row.name for row in rows if not row.on_request} or {row.name for row in rows}
@@ -29,11 +31,16 @@ def write_tables(
 ) -> str:
     """Put the tables of the groups that were measured in the place of the old ones. `results`: what `row_result` gives,
     by row."""
-    for group in measured_groups(results.keys()):
-        rows = [result for row in GROUPS[group] if (result := results.get(row.name)) is not None]
+    measured = _measured_rows(results)
+    for group in measured_groups(results):
+        rows = [results[row.name] for row in GROUPS[group] if row.name in measured]
         text = f"{origin(command, machine)} {_limits(limits)}\n\n{_table(rows)}"
         page = replace_figures(page, group, text)
     return page
+
+
+def _measured_rows(results: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for name, result in results.items() if "failed" not in result}
 
 
 def _limits(limits: Mapping[str, float]) -> str:
@@ -56,8 +63,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(row: Mapping[str, Any]) -> str:
-    if "failed" in row:
-        return "**failed**"
     text = _quantity(row["median"], row["unit"])
     if row["reached"] is False:
         text = f"**{text}**"
@@ -65,8 +70,6 @@ def _measured(row: Mapping[str, Any]) -> str:
 
 
 def _quantity(value: float, unit: str) -> str:
-    if unit.startswith("1/"):
-        return f"{number(value)}{unit[1:]}"
     if "/s" in unit:
         return f"{number(value)}/s" if unit != "MB/s" else f"{number(value)} MB/s"
-    return f"{number(value)}x" if unit == "x" else f"{number(value)} {unit}"
+    return f"{number(value)}x" if unit == "x" else f"{number(value)} {unit.replace('us', 'µs')}"

@@ -245,6 +245,10 @@ class SubscriptionPolicy(_SubscriptionFields[None]):
     """Own policy of one subscription."""
 
 
+NOTHING_SET = SubscriptionPolicy()
+"""The own policy of most subscriptions, one for all of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSubscriptionPolicy(_SubscriptionFields[Never]):
     """Effective policy of one subscription; its dead-letter topic is named after it where none is set."""
@@ -267,7 +271,7 @@ def effective(
     own: SubscriptionPolicy, defaults: EffectiveSubscriptionPolicy
 ) -> EffectiveSubscriptionPolicy: ...
 def effective(own: Any, defaults: Any) -> Any:
-    """Return an own policy with what it leaves open taken from `defaults`: those themselves, if that is all."""
+    """Return an own policy with what it leaves open taken from `defaults`; those themselves if it sets nothing."""
     given = set_values(own)
     return replace(defaults, **given) if given else defaults
 

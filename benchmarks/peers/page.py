@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.pages import origin, replace_figures
+from benchmarks.figures import origin, replace_figures
 from benchmarks.peers.rows import ROWS, Figure, PeerRow, Sizes, Take, best, figure_of
 from benchmarks.report import number
 

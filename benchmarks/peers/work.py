@@ -118,7 +118,7 @@ async def pending(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
     few = [_payload(due_ms, number, 100) for number in range(_FEW)]
     await peer.produce_batch(few, [due_ms] * _FEW)
     await peer.close()
-    # Due by the kill, also where times are rounded up to seconds: or that would be what a start is waited for.
+    # Due by the kill, also where times are rounded up to seconds, or the figure would be the wait for that time.
     await asyncio.sleep(due_ms / 1000 + 1.0 - time.time())
     await phase("stored")  # killed and started now
     await wait_connected(peer)

@@ -11,7 +11,7 @@ ROWS = (
         "cluster-produce",
         "ratio",
         "x",
-        "produce-100b with 128 batches in flight, of the rate with a local journal",
+        "ProduceStream, batches of 1,000 of 100 B, 128 in flight, of the rate with a local journal",
         0.8,
         on_request=True,
     ),

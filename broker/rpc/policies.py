@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from broker.config import BrokerConfig, check_name
 from broker.errors import InvalidRequest, Refused
 from broker.policy import (
+    NOTHING_SET,
     POLICY_SPECS,
     EffectiveTopicPolicy,
     PolicyKind,
@@ -54,7 +55,7 @@ def subscription_policy_of(message: admin_pb2.SubscriptionPolicy, config: Broker
             check_lease_ms(value, f"policy.{name}", config, is_policy=True)
         elif spec.kind is not SettingKind.SWITCH:
             _check_range(f"policy.{name}", value, spec)
-    return SubscriptionPolicy(**given)
+    return SubscriptionPolicy(**given) if given else NOTHING_SET
 
 
 def _check_enum(name: str, value: int) -> None:

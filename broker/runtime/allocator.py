@@ -10,10 +10,10 @@ from contextlib import suppress
 _AGAIN_AFTER = 4
 """Times the pause after which the heap is trimmed again."""
 _LOOK_SECONDS = 5.0
-_BUSY = 0.25
-"""Of a core: who took no more frees little."""
-_REST = 1 / 3
-"""Of what a busy process took."""
+_WORK_SECONDS = 2.0
+"""CPU time since the last trim; who has worked less has freed little."""
+_REST = 0.1
+"""Of a core: who takes no more is at rest."""
 _RESTS = 2
 """Looks in a row that find it at rest: bursts that follow each other use the same memory."""
 
@@ -49,33 +49,33 @@ class Trimmer:
 
 
 class RestTrim:
-    """Trims the heap once a busy process rests: a load of ten million messages leaves 160 MB that are free.
+    """Trims the heap once a process rests after work: a load of ten million messages leaves 160 MB that are free.
 
     Not sooner, as what is freed under load is used again a moment later, and a new page costs more than one in use.
     """
 
     def __init__(self) -> None:
-        self._busiest = 0.0  # at a look since the last trim
+        self._worked_seconds = 0.0  # since the last trim
         self._rests = 0
 
     async def run(self) -> None:
         """Watch over this process until cancelled."""
-        before = time.process_time()
+        loop = asyncio.get_running_loop()
+        cpu_seconds, looked_at = 0.0, loop.time()  # so the work of recovery counts
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            now = time.process_time()
-            if self.is_due((now - before) / _LOOK_SECONDS):
-                await asyncio.get_running_loop().run_in_executor(None, trim_heap)
-            before = now
+            cpu_before, looked_before = cpu_seconds, looked_at
+            cpu_seconds, looked_at = time.process_time(), loop.time()
+            if self.is_due(cpu_seconds - cpu_before, looked_at - looked_before):
+                await loop.run_in_executor(None, trim_heap)
 
-    def is_due(self, share: float) -> bool:
-        """Note how much of a core was taken since the last look; return whether to trim now."""
-        self._busiest = max(self._busiest, share)
-        rests = self._busiest >= _BUSY and share <= self._busiest * _REST
-        self._rests = self._rests + 1 if rests else 0
-        if self._rests < _RESTS:
+    def is_due(self, cpu_seconds: float, seconds: float) -> bool:
+        """Note the CPU time of the last so many seconds; return whether to trim now."""
+        self._worked_seconds += cpu_seconds
+        self._rests = self._rests + 1 if cpu_seconds <= _REST * seconds else 0
+        if self._rests < _RESTS or self._worked_seconds < _WORK_SECONDS:
             return False
-        self._busiest, self._rests = share, 0
+        self._worked_seconds = 0.0
         return True
 
 

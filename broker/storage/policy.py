@@ -6,11 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from broker.errors import InvalidRequest
-from broker.policy import POLICY_SPECS, PolicyKind, SubscriptionPolicy, TopicPolicy, set_values
+from broker.policy import NOTHING_SET, POLICY_SPECS, PolicyKind, SubscriptionPolicy, TopicPolicy, set_values
 from broker.storage.v1 import manifest_pb2 as pb
-
-_NOTHING_SET = SubscriptionPolicy()
-"""Of most subscriptions, one for all of them."""
 
 
 def topic_policy_from_record(record: pb.TopicPolicyRecord) -> TopicPolicy:
@@ -25,7 +22,7 @@ def topic_policy_to_record(policy: TopicPolicy) -> pb.TopicPolicyRecord:
 def subscription_policy_from_record(record: pb.SubscriptionPolicyRecord) -> SubscriptionPolicy:
     """Raises ValueError for a value out of its range."""
     given = _set_fields(record, SubscriptionPolicy)
-    return SubscriptionPolicy(**given) if given else _NOTHING_SET
+    return SubscriptionPolicy(**given) if given else NOTHING_SET
 
 
 def subscription_policy_to_record(policy: SubscriptionPolicy) -> pb.SubscriptionPolicyRecord:

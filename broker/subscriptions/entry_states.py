@@ -51,7 +51,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 class State(IntEnum):
-    """State of an entry; see the module's description. The number of one that has a column is its place among these."""
+    """State of an entry; see the module's description.
+
+    The number of one with a column is its index in `EntryStates._columns`. So one is 0: do not ask whether it is true.
+    """
 
     QUEUED = 0
     PARKED = 1

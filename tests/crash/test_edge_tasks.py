@@ -103,6 +103,7 @@ async def test_a_task_of_the_edges_survives_or_tells(
 ) -> None:
     monkeypatch.setattr(silent, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr("broker.runtime.cycles._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("broker.runtime.allocator._LOOK_SECONDS", 0.01)
     target = Target(monkeypatch, case)
     config = broker_config(
         data_dir=str(tmp_path / "data"),

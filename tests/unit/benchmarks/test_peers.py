@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.pages import markers
+from benchmarks.figures import markers
 from benchmarks.peers import nats, page, programs, pulsar, rabbitmq, runs, work
 from benchmarks.peers.page import About, Results
 from benchmarks.peers.peer import Peer

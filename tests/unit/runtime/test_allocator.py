@@ -80,32 +80,32 @@ def test_a_loop_whose_threads_have_ended_is_left_alone(monkeypatch: pytest.Monke
     asyncio.run(ends_first())
 
 
-def test_a_heap_is_trimmed_once_a_busy_process_has_rested_for_two_looks():
+def trims(*shares: float) -> list[int]:
+    """Numbers of the looks, five seconds apart, after which the heap is trimmed."""
     trim = RestTrim()
-    assert [trim.is_due(share) for share in (0.9, 1.0, 0.3, 0.3, 0.3, 0.0)] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert [trim.is_due(share) for share in (0.9, 0.2, 0.9, 0.2, 0.1)] == [False, False, False, False, True]
+    return [number for number, share in enumerate(shares) if trim.is_due(5 * share, 5.0)]
 
 
-def test_a_process_that_was_not_busy_is_left_alone():
-    trim = RestTrim()
-    assert not any(trim.is_due(share) for share in (0.2, 0.0, 0.0, 0.2, 0.0, 0.0))
+def test_a_heap_is_trimmed_once_a_process_rests_after_work_for_two_looks():
+    assert trims(1.0, 0.05, 0.05, 0.0, 0.0) == [2]
+    assert trims(1.0, 0.05, 1.0, 0.05, 0.05) == [4]
 
 
-def test_a_rest_that_does_not_come_is_not_waited_for():
-    trim = RestTrim()
-    assert not any(trim.is_due(share) for share in (1.0, 0.4, 0.5, 0.4, 0.5))
+def test_work_that_takes_little_at_a_time_counts():
+    assert trims(*[0.2] * 3, 0.0, 0.0) == [4]
+
+
+def test_a_process_that_did_little_is_left_alone():
+    assert trims(0.2, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0) == []
+
+
+def test_a_heap_is_not_trimmed_under_load():
+    assert trims(1.8, 0.3, 0.3, 0.3, 0.3) == []
 
 
 def test_memory_goes_back_while_a_process_rests(monkeypatch: pytest.MonkeyPatch):
     trimmed_at: list[float] = []
-    cpu = iter((0.0, 5.0, 5.0, 5.0, 5.0, 5.0))  # seconds: busy until the first look, then at rest
+    cpu = iter((5.0, 5.0, 5.0, 5.0, 5.0))  # seconds: busy until the first look, then at rest
 
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         monkeypatch.setattr(allocator, "trim_heap", lambda: trimmed_at.append(loop.time()))

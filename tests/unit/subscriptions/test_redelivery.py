@@ -230,6 +230,7 @@ def test_what_is_owed_does_not_depend_on_what_was_handed_out():
     one.queue_owed()
     other.queue_owed()
     assert drain(one, 1_000) == drain(other, 1_000) != []
+    assert entry_times._Gathering() == entry_times._NONE_GATHERED  # all of them share it
 
 
 def test_nothing_of_the_callers_sets_is_kept():
