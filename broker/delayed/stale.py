@@ -151,9 +151,10 @@ class StaleRows:
             self.doubles.take_rows(doubles_in(rows))
 
     def without(self, chunk: DueRows) -> DueRows:
-        """Return a chunk without its stale rows, and forget these."""
-        if not self.entries.count and not self.is_sought:
-            return chunk
+        """Return a chunk without its stale rows, and forget these.
+
+        Also where none is known: of a row that was added twice a merge may have left out one, and forgotten it with that.
+        """
         current = is_current(chunk, self._amendments_of)
         if current.all():
             return chunk

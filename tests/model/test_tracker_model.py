@@ -51,3 +51,16 @@ def test_bucket_tracker_behaves_like_a_sorted_list(name: str, monkeypatch: pytes
     settings_of = {"policy": policy, "load_entries_max": load_entries_max}
     machine = type("Machine", (BucketMachine,), settings_of)
     run_state_machine_as_test(machine, settings=SETTINGS)
+
+
+def test_a_row_that_was_added_twice_is_stale_after_a_merge_left_out_one_of_them() -> None:
+    policy, load_entries_max = BUCKET_POLICIES["bucket-5-large-loads"]
+    settings_of = {"policy": policy, "load_entries_max": load_entries_max}
+    machine = type("Machine", (BucketMachine,), settings_of)()
+    machine.store_and_seal(data=[(1, [0]), (1, [2])], calls=0)  # and a merge of both waits
+    machine.add_again(ledger_id=1)
+    machine.store_herd(ledger_id=1, offset=1, count=5)
+    machine.discard_ledger(ledger_id=1)
+    machine.start_merge(calls=0, is_forced=False)
+    machine.counts_agree()
+    machine.teardown()
