@@ -153,7 +153,7 @@ class StaleRows:
     def without(self, chunk: DueRows) -> DueRows:
         """Return a chunk without its stale rows, and forget these.
 
-        Also where none is known: of a row that was added twice a merge may have left out one, and forgotten it with that.
+        Also where none is known: of a row that was added twice a merge may have left out one, and forgotten both.
         """
         current = is_current(chunk, self._amendments_of)
         if current.all():
