@@ -16,7 +16,8 @@ from postdate_api.v1 import consumer_pb2
 from tests.wire.conftest import Id, Message, Serve, Stream, Wire, eventually, ids_of, now_ms
 
 KEY_SHARED, EARLIEST = 2, 2
-KEYS = [f"key-{i}" for i in range(8)]
+KEYS = [f"key-{i}" for i in range(32)]
+"""So many that all of them never go to one of two consumers, whose ids are random: of eight keys they did once in 128."""
 
 
 @dataclass
