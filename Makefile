@@ -93,7 +93,7 @@ audit: setup ## audit what the last demo left, on Spark; the report goes to buil
 	@test -d build/demo-data || { echo "audit: run make demo first, or audit a backup: postdate-broker audit FOLDER" >&2; exit 1; }
 	@.venv/bin/postdate-broker audit build/demo-data --report build/audit $(ARGS)
 
-bench: setup ## measure throughput, latency, recovery and memory, and write docs/benchmarks.md (two hours)
+bench: setup ## measure throughput, latency, recovery and memory, and write docs/benchmarks.md (an hour and a half)
 	@$(PY) -m benchmarks $(ARGS)
 
 bench-peers: setup ## measure the same beside other servers, and write docs/benchmarks-peers.md (hours)

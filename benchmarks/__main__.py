@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, setup: Setup, rows: list[Row], profiler: P
         command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
         by_name = {result["name"]: result for result in results}
         if groups := page.measured_groups(by_name):
-            PAGE.write_text(page.write_tables(PAGE.read_text(), command, about, measured, by_name))
+            PAGE.write_text(page.write_tables(PAGE.read_text(), command, about, measured, by_name, groups))
             print(f"written: {PAGE}: {', '.join(groups)}")
     return 1 if any("failed" in result for result in results) else 0
 

@@ -28,11 +28,11 @@ def write_tables(
     machine: Mapping[str, Any],
     limits: Mapping[str, float],
     results: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[str],
 ) -> str:
-    """Put the tables of the groups that were measured in the place of the old ones. `results`: what `row_result` gives,
-    by row."""
+    """Put the tables of measured groups in the place of the old ones. `results`: what `row_result` gives, by row."""
     measured = _measured_rows(results)
-    for group in measured_groups(results):
+    for group in groups:
         rows = [results[row.name] for row in GROUPS[group] if row.name in measured]
         text = f"{origin(command, machine)} {_limits(limits)}\n\n{_table(rows)}"
         page = replace_figures(page, group, text)
