@@ -152,8 +152,9 @@ def _run(serving: Coroutine[Any, Any, int]) -> int:
 
         import broker.server  # noqa: F401, PLC0415 - what is about to run needs it
         from broker.rpc.event_loop import GrpcLoop  # noqa: PLC0415 - with uvloop
+        from broker.runtime.process_upkeep import with_upkeep  # noqa: PLC0415 - with what it looks after
 
-    return int(uvloop.run(serving, loop_factory=GrpcLoop))
+    return int(uvloop.run(with_upkeep(serving), loop_factory=GrpcLoop))
 
 
 @main.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,9 +36,7 @@ from broker.rpc.page_calls import PageCalls
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.rpc.shortcut import ShortcutPort
-from broker.runtime.allocator import RestTrim
 from broker.runtime.clock import Clock, SystemClock
-from broker.runtime.cycles import CycleCollection
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.ownership import Ownership
@@ -52,10 +49,6 @@ from broker.web.server import HttpServer
 from broker.web.source import ClusterSource, PageSource
 
 log = get_logger(__name__)
-
-_THREAD_SWITCH_SECONDS = 0.0005
-"""Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
-
 
 _ACCEPTED_APART = (producer.SERVICE, consumer.SERVICE)
 """Services each of whose methods has a queue of its own for calls that have arrived. gRPC takes one call of a queue in
@@ -236,7 +229,6 @@ class Server:
 
     async def start(self) -> None:
         """Recover, then open the ports. Raises Fenced, Corrupt, ConfigError or OSError if that cannot be."""
-        sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
         self._notifier.tell("STATUS=Recovering")
         if self._shard is None:
             self.broker.open()
@@ -249,8 +241,6 @@ class Server:
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
         self.broker.supervisor.spawn_lasting("loop lag", probe.run())
-        self.broker.supervisor.spawn_lasting("cycle collection", CycleCollection().run())
-        self.broker.supervisor.spawn_lasting("trim of the heap", RestTrim().run())
         for name, watch in self._port.watches():
             self.broker.supervisor.spawn_lasting(name, watch)
         await self._port.server.start()

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -91,6 +92,18 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="postdate-test-", dir=_MEMORY) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def interpreter_as_before() -> Iterator[None]:
+    """Fail a test that leaves the interpreter set differently: the one that fails of it would be another, by chance."""
+    before = _settings_of_interpreter()
+    yield
+    assert _settings_of_interpreter() == before
+
+
+def _settings_of_interpreter() -> tuple[object, ...]:
+    return gc.get_threshold(), sys.getswitchinterval()  # Hypothesis leaves one of gc.callbacks
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,9 @@ from broker.delayed.bucket_values import BucketImage
 from broker.delayed.segment_cache import SegmentCache
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.model import START, Position
+from broker.runtime.process_upkeep import THREAD_SWITCH_SECONDS
 
-_THREAD_SWITCH_SECONDS = 0.0005  # the broker's
-_LOOKED_BYTES = 8 << 20  # the same
+_LOOKED_BYTES = 8 << 20  # the broker's
 _CHECKPOINT_SECONDS = 1.0
 _LAG_SECONDS = 0.005
 
@@ -125,7 +125,7 @@ class Engine:
 
 def prepare_process() -> None:
     """As a broker does before its threads begin."""
-    sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
 
 
 def write_image(folder: Path, image: BucketImage) -> None:

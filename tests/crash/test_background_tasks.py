@@ -107,8 +107,6 @@ TASKS = {
     "backups of an earlier life": Row(ENDS, {"Backups._in_thread": ANY_FILE}),
     # of the edges
     "loop lag": Row(LASTS, runs_here=False),
-    "cycle collection": Row(LASTS, runs_here=False),
-    "trim of the heap": Row(LASTS, runs_here=False),
     "limits": Row(LASTS, runs_here=False),
     "security files": Row(LASTS, runs_here=False),
     "silent connections": Row(LASTS, {"SilentConnections.watch > to_thread": Kind.DISK}, runs_here=False),
@@ -119,6 +117,9 @@ TASKS = {
     # Whatever a node answers, it is asked again.
     "questions to node *": Row(LASTS, {"Peers._ask": ANY_FILE | Kind.BUG}, runs_here=False),
     "service watchdog": Row(ENDS, runs_here=False),  # where nobody listens there is nothing to do
+    # of any process that serves
+    "cycle collection": Row(LASTS, runs_here=False),
+    "trim of the heap": Row(LASTS, runs_here=False),
     # of a node of a cluster, which the broker of this world is not
     "heartbeats": Row(LASTS, runs_here=False),
     "bases": Row(LASTS, {"ShardBases._look": ANY_FILE}, runs_here=False),

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from broker.rpc.front import Front, FrontHost
 from broker.rpc.peers import Peers
 from broker.runtime.clock import SystemClock
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.process_upkeep import with_upkeep
 from broker.runtime.supervise import Supervisor
 from broker.server import Server
 from broker.testing.mem_vfs import MemVfs
@@ -41,6 +44,7 @@ VIRTUAL_LIMIT_SECONDS = 600.0
 OF_NODES = ("heartbeats", "bases", "checkpoints of silences", "rewrites of ledgers")
 OF_FRONTS = ("unread calls", "route of the front")
 OF_PEERS = "questions to node *"
+OF_PROCESSES = ("cycle collection", "trim of the heap")
 EDGES = [name for name, row in TASKS.items() if not row.runs_here]
 Case = tuple[str, Kind, str]
 
@@ -96,14 +100,14 @@ class Target:
 
 
 @pytest.mark.parametrize(
-    "case", cases([name for name in EDGES if name not in (*OF_NODES, *OF_FRONTS, OF_PEERS)]), ids=str
+    "case",
+    cases([name for name in EDGES if name not in (*OF_NODES, *OF_FRONTS, OF_PEERS, *OF_PROCESSES)]),
+    ids=str,
 )
 async def test_a_task_of_the_edges_survives_or_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: Case
 ) -> None:
     monkeypatch.setattr(silent, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("broker.runtime.cycles._LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("broker.runtime.allocator._LOOK_SECONDS", 0.01)
     target = Target(monkeypatch, case)
     config = broker_config(
         data_dir=str(tmp_path / "data"),
@@ -144,6 +148,26 @@ async def test_a_task_of_a_front_tells(monkeypatch: pytest.MonkeyPatch, case: Ca
         await target.check(supervisor, lambda: asyncio.sleep(0.01))
     finally:
         await front.stop()
+
+
+@pytest.mark.parametrize("case", cases(list(OF_PROCESSES)), ids=str)
+async def test_a_task_of_a_process_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    monkeypatch.setattr("broker.runtime.cycles._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("broker.runtime.allocator._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    target = Target(monkeypatch, case)
+
+    async def serve() -> int:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        try:
+            await asyncio.wait_for(stop.wait(), LIMIT_SECONDS)
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+        return 0
+
+    assert await with_upkeep(serve()) == 1
+    assert target.interruption.hit
 
 
 @pytest.mark.parametrize("kind", Kind, ids=str)
@@ -199,5 +223,5 @@ def test_a_task_of_a_node_survives_or_tells(monkeypatch: pytest.MonkeyPatch, cas
 
 
 def test_each_task_that_the_broker_alone_does_not_run_is_interrupted_here() -> None:
-    assert {*OF_NODES, *OF_FRONTS, OF_PEERS} <= set(EDGES)
+    assert {*OF_NODES, *OF_FRONTS, OF_PEERS, *OF_PROCESSES} <= set(EDGES)
     assert len(EDGES) == 16

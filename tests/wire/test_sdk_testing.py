@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
@@ -344,3 +345,13 @@ async def test_two_brokers_have_times_of_their_own():
             await send(client, b"x", deliver_after=DAY)
             await first.advance(3 * DAY)
             assert await take(subscription) == []
+
+
+async def test_the_interpreter_of_the_program_is_left_as_it_is():
+    def settings() -> tuple[object, ...]:
+        return gc.get_threshold(), [*gc.callbacks], sys.getswitchinterval()
+
+    before = settings()
+    async with postdate.testing.broker() as fake, fake.client() as client:
+        await send(client, b"x")
+        assert settings() == before

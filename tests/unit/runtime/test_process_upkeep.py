@@ -1,0 +1,76 @@
+"""Upkeep of a process: as long as it serves, and its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from broker.runtime.cycles import CycleCollection
+from broker.runtime.process_upkeep import THREAD_SWITCH_SECONDS, with_upkeep
+
+TASKS = {"cycle collection", "trim of the heap"}
+
+
+@pytest.fixture(autouse=True)
+def switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def running() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()} & TASKS
+
+
+async def test_it_lasts_as_long_as_what_serves() -> None:
+    callbacks, thresholds = [*gc.callbacks], gc.get_threshold()
+
+    async def serve() -> int:
+        await asyncio.sleep(0)
+        assert running() == TASKS
+        assert gc.callbacks != callbacks
+        assert sys.getswitchinterval() == pytest.approx(THREAD_SWITCH_SECONDS)
+        return 3
+
+    assert await with_upkeep(serve()) == 3
+    assert not running()
+    assert gc.callbacks == callbacks
+    assert gc.get_threshold() == thresholds
+
+
+async def test_it_ends_with_what_cannot_serve() -> None:
+    async def serve() -> int:
+        raise OSError("no port")
+
+    with pytest.raises(OSError, match="no port"):
+        await with_upkeep(serve())
+    assert not running()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), None], ids=["fails", "returns"])
+async def test_without_it_the_process_is_asked_to_stop_and_its_status_tells(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    async def run(_: CycleCollection) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(CycleCollection, "run", run)
+
+    async def serve() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        try:
+            await stop.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+        return 0
+
+    async with asyncio.timeout(10):
+        assert await with_upkeep(serve()) == 1
