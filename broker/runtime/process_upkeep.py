@@ -23,6 +23,7 @@ async def with_upkeep(serving: Coroutine[Any, Any, int]) -> int:
 
     If the upkeep fails, the process is asked to stop as the system asks it, and the status is 1 at least.
     """
+    switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     supervisor = Supervisor(lambda _name, _error: signal.raise_signal(signal.SIGTERM))
     supervisor.spawn_lasting("cycle collection", CycleCollection().run())
@@ -31,4 +32,5 @@ async def with_upkeep(serving: Coroutine[Any, Any, int]) -> int:
         status = await serving
     finally:
         await supervisor.stop()
+        sys.setswitchinterval(switch_seconds)
     return status or int(supervisor.failure is not None)

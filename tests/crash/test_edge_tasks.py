@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,6 @@ async def test_a_task_of_a_front_tells(monkeypatch: pytest.MonkeyPatch, case: Ca
 async def test_a_task_of_a_process_tells(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     monkeypatch.setattr("broker.runtime.cycles._LOOK_SECONDS", 0.01)
     monkeypatch.setattr("broker.runtime.allocator._LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
     target = Target(monkeypatch, case)
 
     async def serve() -> int:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,19 +15,12 @@ from broker.runtime.process_upkeep import THREAD_SWITCH_SECONDS, with_upkeep
 TASKS = {"cycle collection", "trim of the heap"}
 
 
-@pytest.fixture(autouse=True)
-def switch_interval() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
-
-
 def running() -> set[str]:
     return {task.get_name() for task in asyncio.all_tasks()} & TASKS
 
 
 async def test_it_lasts_as_long_as_what_serves() -> None:
-    callbacks, thresholds = [*gc.callbacks], gc.get_threshold()
+    callbacks, thresholds, switch_seconds = [*gc.callbacks], gc.get_threshold(), sys.getswitchinterval()
 
     async def serve() -> int:
         await asyncio.sleep(0)
@@ -41,6 +33,7 @@ async def test_it_lasts_as_long_as_what_serves() -> None:
     assert not running()
     assert gc.callbacks == callbacks
     assert gc.get_threshold() == thresholds
+    assert sys.getswitchinterval() == switch_seconds
 
 
 async def test_it_ends_with_what_cannot_serve() -> None:
