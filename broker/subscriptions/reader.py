@@ -15,8 +15,8 @@ from broker.errors import Corrupt, NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.subscriptions.cursor import LedgerSpans
 
-_SCAN_ROWS = 16_384
-"""Rows looked at in one step: 128 KiB of times."""
+_SCAN_ROWS = 131_072
+"""Rows looked at in one step: 1 MiB of times, and a quarter of a millisecond of the loop."""
 
 
 class ReadableLog(LedgerSpans, Protocol):

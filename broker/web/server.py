@@ -9,10 +9,12 @@ import importlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from broker.errors import Fenced
+from broker.runtime.scheduling import give_way
 from broker.settings import UNIX, ConfigError, split_address
 
 if TYPE_CHECKING:
@@ -113,8 +115,14 @@ class HttpServer:
 
     async def start(self) -> None:
         """Answer requests."""
-        # In a thread: the loop delivers meanwhile.
-        application = await asyncio.to_thread(importlib.import_module, "broker.web.application")
+        # In a thread that gives way: the loop delivers meanwhile, first of all what came due before the start.
+        loading = ThreadPoolExecutor(1, "http", initializer=give_way)
+        try:
+            application = await asyncio.get_running_loop().run_in_executor(
+                loading, importlib.import_module, "broker.web.application"
+            )
+        finally:
+            loading.shutdown(wait=False)
         from broker.web.connections import Connections  # noqa: PLC0415 - loaded by now
 
         connections = Connections(self._connections_max, self._timeouts)
