@@ -96,7 +96,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def interpreter_as_before() -> Iterator[None]:
-    """Fail a test that leaves the interpreter set differently: the one that fails of it would be another, by chance."""
+    """Fail a test that leaves these settings otherwise: the one that fails of it would be another, by chance."""
     before = _settings_of_interpreter()
     yield
     assert _settings_of_interpreter() == before

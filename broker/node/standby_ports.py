@@ -57,8 +57,8 @@ class StandbyPorts:
     async def start(self, spawn_lasting: Spawn) -> None:
         """Open the ports. `spawn_lasting` runs what lasts as long. Raises Fenced or ConfigError if that cannot be."""
         self._http.listen()
-        await self._http.start()
         await self._front.start(spawn_lasting)
+        await self._http.start()
         log.info("Standing by", node=self._member.name, grpc=self._front.address, http=self.http_address)
 
     async def stop(self) -> None:

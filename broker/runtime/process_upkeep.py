@@ -19,9 +19,9 @@ THREAD_SWITCH_SECONDS = 0.0005
 
 
 async def with_upkeep(serving: Coroutine[Any, Any, int]) -> int:
-    """Run what serves; returns its exit status.
+    """Run what serves, and ends well when the system asks with SIGTERM; returns its exit status.
 
-    If the upkeep fails, the process is asked to stop as the system asks it, and the status is 1 at least.
+    If the upkeep fails, the process is asked just so, and the status is 1 at least.
     """
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
@@ -31,6 +31,6 @@ async def with_upkeep(serving: Coroutine[Any, Any, int]) -> int:
     try:
         status = await serving
     finally:
-        await supervisor.stop()
         sys.setswitchinterval(switch_seconds)
+        await supervisor.stop()
     return status or int(supervisor.failure is not None)

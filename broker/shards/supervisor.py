@@ -5,7 +5,8 @@ Invariants:
   SUPERVISOR-2  The supervisor decides nothing about a message, and holds none longer than a call. It may die at any
       time: its children die with it, and come back as after a crash.
   SUPERVISOR-3  A shard that was ready and does not answer any more is killed, after a bound, and so started again.
-  SUPERVISOR-4  Where a task fails that keeps these true, or security files in force, the broker ends with status 1.
+  SUPERVISOR-4  Where a task fails that keeps these true, or security files in force, or looks after the process, the
+      broker ends with status 1.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ class ShardSupervisor:
             self._https = [
                 ShardHttp(child.number, http_socket(self._config, child.number)) for child in self._children
             ]
-            await self._http.start()
             await self._front.start(self._supervisor)
+            await self._http.start()
             for watch in self._watches():
                 self._supervisor.spawn_lasting("looks at a shard", watch)
             self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))

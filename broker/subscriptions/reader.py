@@ -13,10 +13,13 @@ import numpy as np
 
 from broker.errors import Corrupt, NotFound
 from broker.model import Int64Column, Position, UInt32Column
+from broker.storage.amendments import Amendments
 from broker.subscriptions.cursor import LedgerSpans
 
-_SCAN_ROWS = 131_072
-"""Rows looked at in one step: 1 MiB of times, and a quarter of a millisecond of the loop."""
+_SCAN_ROWS = 16_384
+"""Rows looked at in one step, and the most that are kept of it: 128 KiB of times."""
+_EMPTY_SCAN_ROWS_MAX = 131_072
+"""The same after steps that found nothing, each of which looks at twice as many as the one before."""
 
 
 class ReadableLog(LedgerSpans, Protocol):
@@ -28,6 +31,9 @@ class ReadableLog(LedgerSpans, Protocol):
 
     def next_undelayed(self, position: Position) -> Position | None:
         """Return where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
+
+    def amendments_of(self, ledger_id: int) -> Amendments | None:
+        """Return what was cancelled or moved of a ledger; None: nothing."""
 
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         """Times of consecutive entries if they are in memory."""
@@ -43,7 +49,16 @@ class Reader:
     `fill` waits for the file thread: what that one brings is then dropped.
     """
 
-    __slots__ = ("_found", "_log", "_run", "catchup_end", "catchup_ms", "honors_delay", "position")
+    __slots__ = (
+        "_found",
+        "_log",
+        "_run",
+        "_scan_rows",
+        "catchup_end",
+        "catchup_ms",
+        "honors_delay",
+        "position",
+    )
 
     def __init__(self, log: ReadableLog, *, honors_delay: bool) -> None:
         self._log = log
@@ -53,6 +68,7 @@ class Reader:
         self.catchup_ms = 0
         self._found: list[tuple[int, UInt32Column]] = []  # (ledger_id, entry ids), next one last
         self._run = 0
+        self._scan_rows = _SCAN_ROWS
 
     def begin(self, position: Position, catchup_end: Position, catchup_ms: int) -> None:
         """Start over at `position`, in catch-up up to `catchup_end`."""
@@ -61,6 +77,7 @@ class Reader:
         self.catchup_ms = catchup_ms
         self._found.clear()
         self._run += 1
+        self._scan_rows = _SCAN_ROWS
 
     @property
     def is_behind(self) -> bool:
@@ -79,7 +96,9 @@ class Reader:
         if self._step_over_ledgers():
             return
         ledger_id, first = self.position
-        count = min(_SCAN_ROWS, (self._log.entry_count(ledger_id) or 0) - first)
+        # The effective times of amended rows are found on the loop, in a millisecond for so many.
+        rows = self._scan_rows if self._log.amendments_of(ledger_id) is None else _SCAN_ROWS
+        count = min(rows, (self._log.entry_count(ledger_id) or 0) - first)
         run = self._run
         times = self._log.times_nowait(ledger_id, first, count)
         if times is None:
@@ -88,15 +107,25 @@ class Reader:
             except NotFound:
                 return  # dropped meanwhile, and therefore settled: the next step goes on behind it
             except Corrupt:
-                if run == self._run:
-                    raise
-                return
+                if run != self._run:
+                    return
+                if count > _SCAN_ROWS:  # what is whole is chosen from, and `step_over` is for a few
+                    self._scan_rows = _SCAN_ROWS
+                    return
+                raise
             if run != self._run:  # the subscription started over while the file thread was reading
                 return
-        self.position = Position(ledger_id, first + count)
         ids = self._choose(ledger_id, first, times)
+        end = first + count
+        if len(ids) > _SCAN_ROWS:
+            ids = ids[:_SCAN_ROWS].copy()  # or all of them would be kept
+            end = int(ids[-1]) + 1
+        self.position = Position(ledger_id, end)
         if len(ids):
             self._found.append((ledger_id, ids))
+            self._scan_rows = _SCAN_ROWS
+        else:
+            self._scan_rows = min(2 * self._scan_rows, _EMPTY_SCAN_ROWS_MAX)
 
     def step_over(self) -> tuple[int, UInt32Column]:
         """Go on behind the rows that `fill` could not read; which these are."""

@@ -295,6 +295,7 @@ class Subscription:
         if not self.consumers:
             self.replay.clear()
             self.states.park_cleared()
+            self.reader.begin(self.cursor.mark, self.log.end, 0)  # it keeps nothing; the next one begins anew
         self.work.set()
 
     def begin_catchup(self, frontier_ms: int) -> None:

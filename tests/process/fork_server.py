@@ -42,6 +42,7 @@ IMPORTED = (
 _IMPORTED_TOO = (
     "broker.jobs.compact_command",
     "broker.rpc.compaction_client",
+    "broker.runtime.process_upkeep",
     "postdate.commands.settings",
     "postdate.sync",
 )

@@ -122,6 +122,8 @@ def nicenesses(pid: int) -> set[int]:
 
 async def test_threads_that_read_and_write_files_give_way_to_the_loop(start: Start, tmp_path: Path):
     broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    # Answered once the thread that loads pages and metrics has ended, which gives way too.
+    await asyncio.to_thread(urllib.request.urlopen, f"http://{broker.http_address}/readyz")
     pid = broker.process.pid
     own = os.getpriority(os.PRIO_PROCESS, pid)
     request = producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"x")])

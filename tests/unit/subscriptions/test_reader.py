@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.errors import Corrupt
 from broker.model import START, Int64Column, Position
+from broker.storage.amendments import GONE, Amendments
 from broker.subscriptions import reader as reader_module
 from broker.subscriptions.reader import Reader
+from broker.testing.mem_vfs import MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from tests.harness import Node, Outgoing, small_config
 
 
 class Log:
@@ -22,6 +29,8 @@ class Log:
         self.cold = cold
         self.gate = asyncio.Event()
         self.gate.set()
+        self.amended = frozenset[int]()
+        self.damaged: set[tuple[int, int]] = set()
         self.reads: list[tuple[int, int, int]] = []
 
     @property
@@ -41,12 +50,17 @@ class Log:
     def next_undelayed(self, position: Position) -> Position | None:
         return next((p for p, time in self.positions() if p >= position and time == 0), None)
 
+    def amendments_of(self, ledger_id: int) -> Amendments | None:
+        return GONE if ledger_id in self.amended else None
+
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         return None if self.cold else self._column(ledger_id, first, count)
 
     async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column:
         times = self._column(ledger_id, first, count)  # the file thread reads at once, and tells later
         await self.gate.wait()
+        if any((ledger_id, entry_id) in self.damaged for entry_id in range(first, first + count)):
+            raise Corrupt("a block is damaged")
         return times
 
     def _column(self, ledger_id: int, first: int, count: int) -> Int64Column:
@@ -156,6 +170,59 @@ async def test_a_fill_is_one_bounded_step(monkeypatch):
     assert log.reads == [(1, 0, 4), (1, 4, 4), (1, 8, 2)]
 
 
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_SCAN_ROWS", 4)
+    monkeypatch.setattr(reader_module, "_EMPTY_SCAN_ROWS_MAX", 16)
+
+
+LATER = 50
+"""A time after every catch-up of these tests."""
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_steps_that_find_nothing_grow_up_to_a_bound_and_not_where_rows_are_amended():
+    log = Log({1: [LATER] * 60, 2: [LATER] * 10})
+    log.amended = frozenset({2})
+    reader = Reader(log, honors_delay=True)
+    reader.begin(START, Position(2, 10), 1)
+    assert await read_all(reader) == []
+    assert [count for _, _, count in log.reads] == [4, 8, 16, 16, 16, 4, 4, 2]
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_no_more_is_kept_of_a_grown_step_than_of_another_and_the_next_one_is_small():
+    log = Log({1: [LATER] * 12 + [0] * 20})
+    reader = Reader(log, honors_delay=True)
+    reader.begin(START, Position(1, 32), 1)
+    kept = []
+    found: list[Position] = []
+    while reader.is_behind:
+        await reader.fill()
+        kept.append(sum(len(ids) for _, ids in reader._found))
+        if (taken := reader.take(100)) is not None:
+            assert taken[1].base is None or len(taken[1].base) <= 4
+            found += [Position(taken[0], entry_id) for entry_id in taken[1].tolist()]
+    assert found == [Position(1, entry_id) for entry_id in range(12, 32)]
+    assert max(kept) == 4
+    assert log.reads[2:5] == [(1, 12, 16), (1, 16, 4), (1, 20, 4)]
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_no_more_is_stepped_over_for_damage_in_a_grown_step_than_in_another():
+    log = Log({1: [LATER] * 30}, cold=True)
+    log.damaged = {(1, 18)}
+    reader = Reader(log, honors_delay=True)
+    reader.begin(START, Position(1, 30), 1)
+    stepped_over: list[int] = []
+    while reader.is_behind:
+        try:
+            await reader.fill()
+        except Corrupt:
+            stepped_over += reader.step_over()[1].tolist()
+    assert stepped_over == [16, 17, 18, 19]
+
+
 @given(
     counts=st.lists(
         st.tuples(st.booleans(), st.lists(st.sampled_from([0, 0, 5, 6, 7, 8]), max_size=8)), max_size=5
@@ -167,6 +234,7 @@ async def test_a_fill_is_one_bounded_step(monkeypatch):
     cold=st.booleans(),
     limit=st.integers(1, 9),
     scan_rows=st.sampled_from([1, 3, 100]),
+    empty_scan_rows=st.sampled_from([1, 4, 100]),
 )
 def test_who_is_delivered_by_position_is_what_the_rule_says(
     counts: Sequence[tuple[bool, list[int]]],
@@ -177,6 +245,7 @@ def test_who_is_delivered_by_position_is_what_the_rule_says(
     cold: bool,
     limit: int,
     scan_rows: int,
+    empty_scan_rows: int,
 ):
     async def run() -> None:
         log = Log({i: times for i, (there, times) in enumerate(counts, 1) if there}, cold=cold)
@@ -190,8 +259,24 @@ def test_who_is_delivered_by_position_is_what_the_rule_says(
         ]
         assert await read_all(reader, limit) == wanted
 
-    scan_rows, reader_module._SCAN_ROWS = reader_module._SCAN_ROWS, scan_rows
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_module, "_SCAN_ROWS", scan_rows)
+        patch.setattr(reader_module, "_EMPTY_SCAN_ROWS_MAX", empty_scan_rows)
         asyncio.run(run())
-    finally:
-        reader_module._SCAN_ROWS = scan_rows
+
+
+def test_what_was_found_is_not_kept_once_nobody_is_there():
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, small_config()).open()
+        slow = await node.subscribe("orders", "billing", permits=1)
+        await node.produce("orders", [Outgoing(b"%d" % i) for i in range(10)])
+        await slow.wait(1)
+        assert slow.subscription.reader._found
+        slow.detach()
+        await asyncio.sleep(1)
+        assert not slow.subscription.reader._found
+        next_one = await node.subscribe("orders", "billing")
+        await next_one.wait(10)
+        await node.stop()
+
+    run_sim(scenario, 1)
