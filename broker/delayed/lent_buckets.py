@@ -31,7 +31,7 @@ from broker.delayed.bucket_writer import (
 from broker.delayed.due_rows import DueRows, Key, key_after, rises
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt
-from broker.model import bitmap_of, ids_of
+from broker.model import bitmap_of, ids_of, is_among
 from broker.runs.tally import Tally
 from broker.storage.amendments import GONE
 from broker.storage.bucket_files import BucketStorage, SnapshotReader
@@ -150,7 +150,7 @@ class _RowSet:
         for ledger_id, entry_ids in entries_by_ledger(columns.ledger_ids, columns.entry_ids):
             known, here = self.bitmaps.setdefault(ledger_id, BitMap()), bitmap_of(entry_ids)
             if again := known & here:
-                is_double |= (columns.ledger_ids == ledger_id) & np.isin(columns.entry_ids, ids_of(again))
+                is_double |= (columns.ledger_ids == ledger_id) & is_among(columns.entry_ids, ids_of(again))
             known |= here
         if is_double.any():
             doubles.append(columns.part(is_double))

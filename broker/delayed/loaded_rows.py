@@ -27,7 +27,7 @@ from broker.delayed.due_rows import (
     doubles_in,
     sort_unique,
 )
-from broker.model import Int64Column
+from broker.model import Int64Column, is_among
 
 BLOCK_ROWS = 65_536
 
@@ -135,8 +135,8 @@ class LoadedRows:
         keys = {rows.key(row) for row in range(len(rows))}
         for index, block in enumerate(self._blocks):
             if block.key(-1)[0] >= first_ms and block.key(0)[0] <= last_ms:
-                is_like = np.isin(block.entry_ids, rows.entry_ids)
-                is_like &= np.isin(block.deliver_at_ms, rows.deliver_at_ms)
+                is_like = is_among(block.entry_ids, rows.entry_ids)
+                is_like &= is_among(block.deliver_at_ms, rows.deliver_at_ms)
                 gone = [row for row in np.flatnonzero(is_like).tolist() if block.key(row) in keys]
                 self._blocks[index] = block.part(np.delete(np.arange(len(block)), gone))
         self._blocks = [block for block in self._blocks if len(block)]

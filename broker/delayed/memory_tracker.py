@@ -37,7 +37,7 @@ from broker.delayed.due_rows import NO_DUE_ROWS, ROW_BYTES, DueRows, Key, concat
 from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.scan import UnreadSegments, sorted_in_memory
 from broker.delayed.tracker import Frontier, Histogram, TimesReader, TrackerStats
-from broker.model import Int64Column, UInt32Column, ids_of
+from broker.model import Int64Column, UInt32Column, distinct_values, ids_of, is_among
 from broker.observe.logs import get_logger
 from broker.storage.salvage import UNREADABLE_TIME, times_around_damage
 
@@ -157,7 +157,7 @@ class MemoryTracker:
             return
         ticks = deliver_at_ms // self._tick_ms
         self._loaded.remove(rows.part(ticks < self._loaded_end))
-        for number in np.unique(ticks[ticks >= self._loaded_end]).tolist():
+        for number in distinct_values(ticks[ticks >= self._loaded_end]).tolist():
             self._unfile(ledger_id, BitMap(array("I", entry_ids[ticks == number].tobytes())), number)
         self._far_last = max(self._far, default=0)
 
@@ -346,7 +346,7 @@ class MemoryTracker:
         tick.count -= before - len(held)
         ids = ids_of(entries)
         tick.parts = [
-            part.part((part.ledger_ids != ledger_id) | ~np.isin(part.entry_ids, ids)) for part in tick.parts
+            part.part((part.ledger_ids != ledger_id) | ~is_among(part.entry_ids, ids)) for part in tick.parts
         ]
         tick.forget_read(ledger_id, entries)
         if not held:
@@ -419,7 +419,7 @@ class MemoryTracker:
                 times[indexes[0]] = await self._read_around_damage(ledger_id, slices[indexes[0]].entry_ids)
                 continue
             # An entry that was moved is filed twice, and is asked for once.
-            entry_ids = np.unique(np.concatenate([slices[index].entry_ids for index in indexes]))
+            entry_ids = distinct_values(np.concatenate([slices[index].entry_ids for index in indexes]))
             readable_times = await self._read_around_damage(ledger_id, entry_ids)
             for index in indexes:
                 times[index] = readable_times[np.searchsorted(entry_ids, slices[index].entry_ids)]

@@ -17,7 +17,7 @@ from array import array
 import numpy as np
 
 from broker.delayed.keys_in_flight import KeysInFlight, rows_with
-from broker.model import Int64Column, UInt32Column, UInt64Column
+from broker.model import Int64Column, UInt32Column, UInt64Column, distinct_values, is_among
 from broker.storage.key_filter import BoolColumn, OpenFilter, Probe
 from broker.storage.key_run import NO_KEYS, KeyColumns
 
@@ -81,9 +81,9 @@ class RecentKeys:
         if not len(rows):
             return
         columns = self._columns().part(rows)
-        for ledger_id in np.unique(ledger_ids).tolist():
+        for ledger_id in distinct_values(ledger_ids).tolist():
             of_ledger = entry_ids[ledger_ids == ledger_id]
-            is_gone = (columns.ledger_ids == ledger_id) & np.isin(columns.entry_ids, of_ledger)
+            is_gone = (columns.ledger_ids == ledger_id) & is_among(columns.entry_ids, of_ledger)
             np.frombuffer(self._is_discarded, dtype=np.bool_)[rows[is_gone]] = True
 
     def maybe(self, wanted: Probe) -> BoolColumn:

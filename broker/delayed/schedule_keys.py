@@ -36,7 +36,16 @@ from broker.delayed.keys_in_flight import KeysInFlight
 from broker.delayed.recent_keys import RecentKeys
 from broker.delayed.settled_keys import SettledKeys
 from broker.errors import PostdateError
-from broker.model import START, Entries, Int64Column, Position, UInt32Column, UInt64Column, ids_of
+from broker.model import (
+    START,
+    Entries,
+    Int64Column,
+    Position,
+    UInt32Column,
+    UInt64Column,
+    distinct_values,
+    ids_of,
+)
 from broker.observe.logs import get_logger
 from broker.runs.gathered import Gathered
 from broker.runs.merging import plan_merge
@@ -186,7 +195,7 @@ class ScheduleKeys:
         Raises Corrupt if a run is damaged (`clear`, and build it again), Unavailable if the disk does not read.
         """
         assert self._image is None, "not restored yet"
-        wanted = Probe(np.unique(hashes))
+        wanted = Probe(distinct_values(hashes))
         in_runs = await self.lookup.look_all(lambda: self._runs, wanted, self.lookup.look)
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
         in_memory = [recent.find(wanted.hashes) for recent in self._memory.parts()]

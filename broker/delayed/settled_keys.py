@@ -30,12 +30,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-import numpy as np
-
 from broker.delayed.key_runs import KeyRun, KeyRuns
 from broker.delayed.key_writer import KeyWriter
 from broker.errors import Corrupt
-from broker.model import Position, UInt64Column
+from broker.model import Position, UInt64Column, distinct_values, is_among
 from broker.observe.logs import get_logger
 from broker.runs.merging import plan_merge
 from broker.runs.upkeep import Retry, RunWork
@@ -153,12 +151,12 @@ class SettledKeys:
         Raises Unavailable if the disk does not read.
         """
         self.expire()
-        wanted = Probe(np.unique(hashes))
+        wanted = Probe(distinct_values(hashes))
         in_runs = await self._lookup.look_all(lambda: self._runs, wanted, self._look)
         # No await from here on: what was written or merged meanwhile was looked at as well (SETTLED-1).
         parts = [(run.header.stamp.kind, keys) for run, keys in in_runs]
         for kind, rows in [*self._rows.items(), *self._writing]:
-            parts.append((kind, rows.part(np.isin(rows.hashes, wanted.hashes))))
+            parts.append((kind, rows.part(is_among(rows.hashes, wanted.hashes))))
         ends_by_hash: dict[int, dict[Position, bool]] = {}
         for kind, keys in parts:
             columns = keys.hashes.tolist(), keys.ledger_ids.tolist(), keys.entry_ids.tolist()

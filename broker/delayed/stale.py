@@ -35,7 +35,7 @@ from broker.delayed.mutable_bucket import NEVER_MS
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.stale_entries import RepeatedRows, StaleEntries
 from broker.errors import PostdateError
-from broker.model import Array, Int64Column, UInt32Column
+from broker.model import Array, Int64Column, UInt32Column, distinct_values
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_files import BucketStorage, SnapshotReader
 
@@ -49,7 +49,7 @@ _SEEKS_MAX = 5
 def is_current(columns: DueRows, amendments_of: AmendmentsOf) -> Array:
     """Return which rows are not stale: neither cancelled nor moved to another time."""
     current = np.ones(len(columns), dtype=np.bool_)
-    for ledger_id in np.unique(columns.ledger_ids).tolist():
+    for ledger_id in distinct_values(columns.ledger_ids).tolist():
         amended = amendments_of(ledger_id)
         if amended is not None:
             rows = np.flatnonzero(columns.ledger_ids == ledger_id)

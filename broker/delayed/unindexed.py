@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.model import DueSpan, Int64Column, UInt32Column
+from broker.model import DueSpan, Int64Column, UInt32Column, is_among
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 
@@ -98,14 +98,14 @@ class MovedEntries:
         for index, (of, moved, lsn) in enumerate(self._moves if self.count else ()):
             if of != ledger_id:
                 continue
-            taken = np.isin(moved.entry_ids, entry_ids)
+            taken = is_among(moved.entry_ids, entry_ids)
             if taken.any():
                 assert moved.new_ms is not None
                 kept = ~taken
                 rest = Changed(moved.entry_ids[kept], moved.old_ms[kept], moved.new_ms[kept])
                 self._moves[index] = LedgerMove(of, rest, lsn)
                 self.count -= int(taken.sum())
-                waited |= np.isin(entry_ids, moved.entry_ids[taken])
+                waited |= is_among(entry_ids, moved.entry_ids[taken])
         return waited
 
     def clear(self) -> None:

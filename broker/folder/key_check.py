@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from broker.errors import Corrupt
-from broker.model import CANCELLED_MS, ids_of
+from broker.model import CANCELLED_MS, ids_of, is_among
 from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE, Amendments
 from broker.storage.blocks import TIME, LedgerCapture
@@ -96,5 +96,5 @@ def _holders(
             row_times = times.read(times_file, first, count)[at]
             now = amendments.effective(entry_ids, row_times)
             holds = (row_times > 0) & (now > frontier_ms) & (now < CANCELLED_MS) & (entry_ids < end)
-            holds &= ~np.isin(entry_ids, amendments.entry_ids)
+            holds &= ~is_among(entry_ids, amendments.entry_ids)
             yield from zip(entry_ids[holds].tolist(), hashes[at][holds].tolist(), strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.errors import InvalidRequest
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, UInt64Column
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, UInt64Column, distinct_values
 from broker.settings import KIB
 from broker.subscriptions.requests import FailedIds
 from broker.subscriptions.subscription import Subscription
@@ -58,7 +58,7 @@ def entries_of(
     for ledger_id, ids in by_ledger.items():
         if ledger_id > LEDGER_ID_MAX or max(ids) > ENTRY_ID_MAX:
             possible = [i for i in ids if i <= ENTRY_ID_MAX] if ledger_id <= LEDGER_ID_MAX else []
-            strange = np.unique(np.array(ids, np.uint64))
+            strange = distinct_values(np.array(ids, np.uint64))
             if possible:
                 strange = strange[strange > ENTRY_ID_MAX]
             ledgers.append(np.full(len(strange), ledger_id, np.uint64))

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from broker.model import Int64Column, KeySpans
+from broker.model import Int64Column, KeySpans, distinct_values
 from broker.storage.message_fields import FRAME_TAG, LENGTH, VARINT_BYTES_MAX, tags_of
 from broker.storage.octets import Octets, U8Column
 from postdate_api.v1 import message_pb2
@@ -146,7 +146,7 @@ def _note_each(
     columns: Fields, buffer: bytes, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
     """Note one field of each message, not the same of all; False if one of them is none of ours."""
-    for tag in np.unique(tags).tolist():
+    for tag in distinct_values(tags).tolist():
         of_tag = tags == tag
         if not _note(columns, buffer, tag, some[of_tag], at[of_tag], values[of_tag]):
             return False

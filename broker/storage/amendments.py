@@ -27,7 +27,7 @@ from google_crc32c import extend, value
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import TIME_MS_MAX, Int64Column, UInt32Column, UInt64Column, members
+from broker.model import TIME_MS_MAX, Int64Column, UInt32Column, UInt64Column, is_among, members
 from broker.storage.manifest import ID_MAX, bitmap_from_bytes, check, check_id, check_ledger_id
 
 MAGIC = b"PDA1"
@@ -106,7 +106,7 @@ class Amendments:
 
     def move(self, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> Amendments:
         """With entries (ids rising) moved by a record; each move counts one revision."""
-        kept = ~np.isin(self.entry_ids, entry_ids)
+        kept = ~is_among(self.entry_ids, entry_ids)
         revisions = np.ones(len(entry_ids), dtype=np.uint32)
         if len(self.entry_ids):
             places, moved = self._find(entry_ids)

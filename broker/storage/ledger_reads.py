@@ -13,7 +13,7 @@ import numpy.typing as npt
 from google_crc32c import value
 
 from broker.errors import Corrupt, DamagedMessage
-from broker.model import Array, Int64Column, RowColumn, UInt32Column
+from broker.model import Array, Int64Column, RowColumn, UInt32Column, distinct_values
 from broker.runtime.vfs import File
 from broker.storage.blocks import (
     BLOCK_ROWS,
@@ -133,7 +133,7 @@ class CheckedColumn:
     def read_at(self, file: Readable, entry_ids: UInt32Column) -> Array:
         """The rows of rising ids: neighbours with one read, so that a row in vain saves a call."""
         if 0 in self._verified:
-            for block in np.unique(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
+            for block in distinct_values(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
                 if not self._verified[block]:
                     self._verify(file, block, None)
         itemsize = self._dtype.itemsize

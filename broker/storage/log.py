@@ -27,6 +27,7 @@ from broker.model import (
     RowColumn,
     UInt32Column,
     common_entries,
+    distinct_values,
     members,
     merge_entries,
     remove_entries,
@@ -452,7 +453,7 @@ class TopicLog:
     ) -> npt.NDArray[np.bool_]:
         """Mask the `times` of the index that may be effective times. Those of dropped ledgers are not."""
         current = np.ones(len(ledger_ids), dtype=np.bool_)
-        for ledger_id in np.unique(ledger_ids).tolist():
+        for ledger_id in distinct_values(ledger_ids).tolist():
             amendments = self.amendments_of(ledger_id)
             if amendments is not None:
                 rows = np.flatnonzero(ledger_ids == ledger_id)

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from google_crc32c import extend, value
 
 from broker.errors import Corrupt
-from broker.model import ENTRY_ID_MAX, ROW, Array, RowColumn, UInt32Column
+from broker.model import ENTRY_ID_MAX, ROW, Array, RowColumn, UInt32Column, distinct_values, is_among
 from broker.storage.blocks import BLOCK_ROWS, HEADER_BYTES, LedgerCapture, block_count
 from broker.storage.ledger_reads import (
     FEW_READS,
@@ -246,7 +246,7 @@ def decode_directory(end: bytes, row_count: int, path: str, offset: int) -> Dire
     items = np.frombuffer(end, _ITEM, count)
     widths = items["widths"]
     is_known = (
-        np.isin(widths, _WIDTHS).all() and (widths <= np.array(_SIZES)).all() and not items["zero"].any()
+        is_among(widths, _WIDTHS).all() and (widths <= np.array(_SIZES)).all() and not items["zero"].any()
     )
     sizes: list[int] = widths.sum(axis=1, dtype=np.int64).tolist()
     starts = array("Q", [HEADER_BYTES])
@@ -295,7 +295,7 @@ class PackedColumn:
         ids = entry_ids.astype(np.int64)
         blocks, indexes = np.divmod(ids, BLOCK_ROWS)
         if 0 in self._verified:
-            for block in np.unique(blocks).tolist():
+            for block in distinct_values(blocks).tolist():
                 if not self._verified[block]:
                     self._verify(file, directory, block)
         items = np.frombuffer(directory.items, _ITEM)

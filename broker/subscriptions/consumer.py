@@ -9,7 +9,16 @@ from typing import Protocol
 import numpy as np
 
 from broker.errors import PostdateError
-from broker.model import Array, Entries, Int64Column, RowColumn, UInt32Column, bitmap_of, common_entries
+from broker.model import (
+    Array,
+    Entries,
+    Int64Column,
+    RowColumn,
+    UInt32Column,
+    bitmap_of,
+    common_entries,
+    distinct_values,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class DeliveryBatch:
         """Return which messages these are."""
         return {
             ledger_id: bitmap_of(np.sort(self.entry_ids[self.ledger_ids == ledger_id]))
-            for ledger_id in np.unique(self.ledger_ids).tolist()
+            for ledger_id in distinct_values(self.ledger_ids).tolist()
         }
 
 

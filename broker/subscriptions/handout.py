@@ -25,6 +25,7 @@ from broker.model import (
     RowColumn,
     UInt32Column,
     bitmap_of,
+    distinct_values,
     merge_entries,
 )
 from broker.observe import spans
@@ -244,7 +245,7 @@ class HandOut:
     def _refresh(self, taken: Taken, read: Read) -> None:
         """Read the times again after a cancel or move."""
         amendments, now = self._subscription.log.amendments, read.times.copy()
-        for ledger_id in np.unique(taken.ledger_ids).tolist():
+        for ledger_id in distinct_values(taken.ledger_ids).tolist():
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
             now[at] = amendments.effective_now(ledger_id, taken.entry_ids[at], read.times[at])
         read.rows = with_expiry_moved(read.rows, read.times, now)
@@ -256,7 +257,7 @@ class HandOut:
         if taken.in_order:
             return subscription.not_to_send(first, taken.entry_ids)
         refused = np.zeros(len(taken.entry_ids), dtype=np.bool_)
-        for ledger_id in np.unique(taken.ledger_ids).tolist():
+        for ledger_id in distinct_values(taken.ledger_ids).tolist():
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
             ids = taken.entry_ids[at]
             order = np.argsort(ids, kind="stable")
@@ -265,7 +266,7 @@ class HandOut:
 
     def _wait_for_time(self, taken: Taken, read: Read, early: Array) -> None:
         """The clock stepped back: what came too early is never dropped, it waits for its own time."""
-        for time_ms in np.unique(read.times[early]).tolist():
+        for time_ms in distinct_values(read.times[early]).tolist():
             at = np.flatnonzero(early & (read.times == time_ms))
             self._subscription.states.put_back(time_ms, entries_in(taken, at))
 
@@ -408,7 +409,7 @@ def entries_in(taken: Taken, at: Array | slice) -> Entries:
     first = int(ledger_ids[0])
     if taken.in_order:
         return {first: bitmap_of(entry_ids)}
-    for ledger_id in np.unique(ledger_ids).tolist():
+    for ledger_id in distinct_values(ledger_ids).tolist():
         merge_entries(entries, {ledger_id: bitmap_of(entry_ids[ledger_ids == ledger_id])})
     return entries
 

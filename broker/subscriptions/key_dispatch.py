@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from broker.delayed.due_rows import DueRows
-from broker.model import Array, Int64Column, UInt32Column, members
+from broker.model import Array, Int64Column, UInt32Column, distinct_values, members
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
@@ -187,7 +187,8 @@ class KeyDispatch:
             self._send_or_park(taken, read, keep, slots, self._for_new(room), room, now_ms, self._parked)
 
     def _came_back(self, taken: Taken) -> Mask:
-        (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
+        # The redelivery queue gives one ledger at a time.
+        (ledger_id,) = distinct_values(taken.ledger_ids).tolist()
         entries = entries_in(taken, slice(None))
         came_back = self._subscription.states.came_back(entries)
         nothing = np.zeros(len(taken.entry_ids), np.bool_)
@@ -250,7 +251,7 @@ class KeyDispatch:
         ready = np.flatnonzero(keep[: len(read.frames)])
         self._turn = (self._turn + 1) % len(room)
         seats = self._router.seats_for(slots[ready], sendable, room, self._turn)
-        for seat in np.unique(seats[seats != NOBODY]).tolist():
+        for seat in distinct_values(seats[seats != NOBODY]).tolist():
             consumer, chosen = self._by_seat[seat], ready[seats == seat]
             chosen = chosen[: self._out.fitting(consumer, read.rows["length"][chosen])]
             if not len(chosen):

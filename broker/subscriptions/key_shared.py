@@ -35,6 +35,7 @@ from broker.model import (
     bitmap_of,
     common_entries,
     count_entries,
+    is_among,
     members,
     merge_entries,
 )
@@ -125,7 +126,7 @@ class KeyRouter:
         fresh = [newcomer for newcomer in consumer_ids if newcomer not in self.seats]
         if not gone and not fresh:
             return False
-        mine = np.isin(self.owner[:SLOTS], [self.seats.pop(leaver) for leaver in sorted(gone)])
+        mine = is_among(self.owner[:SLOTS], [self.seats.pop(leaver) for leaver in sorted(gone)])
         self.owner[:SLOTS][mine] = NOBODY
         self._weights[mine] = 0
         slots = np.flatnonzero(mine)

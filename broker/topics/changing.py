@@ -31,6 +31,7 @@ from broker.model import (
     UInt32Column,
     bitmap_of,
     common_entries,
+    distinct_values,
     members,
 )
 from broker.policy import EffectiveTopicPolicy
@@ -269,7 +270,7 @@ def _was_sent(
 def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> list[_Asked]:
     """The entries, each once, by ledger."""
     asked = []
-    for ledger_id in np.unique(ledger_ids).tolist():
+    for ledger_id in distinct_values(ledger_ids).tolist():
         places = np.flatnonzero(ledger_ids == ledger_id)
         ids, rows = np.unique(entry_ids[places], return_inverse=True)
         nothing = np.zeros(len(ids), dtype=np.int64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import InvalidRequest
-from broker.model import Batch, IdRange, Position
+from broker.model import Batch, IdRange, Position, is_among
 from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
@@ -124,7 +124,7 @@ def check_distinct(batch: Batch) -> None:
     if not len(repeated) or not repeated[-1]:  # 0 is none
         return
     seen: set[bytes] = set()
-    for place in keys.places()[np.isin(batch.schedule_hashes[keys.places()], repeated)].tolist():
+    for place in keys.places()[is_among(batch.schedule_hashes[keys.places()], repeated)].tolist():
         if (key := keys.key(place)) in seen:
             raise InvalidRequest(
                 "An earlier message of the batch has the same schedule_key",

@@ -27,7 +27,16 @@ from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, coun
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
 from broker.errors import Corrupt, InvalidRequest, NotFound, Unavailable
-from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn, UInt32Column
+from broker.model import (
+    CANCELLED_MS,
+    ROW,
+    Array,
+    Int64Column,
+    Position,
+    RowColumn,
+    UInt32Column,
+    distinct_values,
+)
 from broker.runtime.clock import Clock
 from broker.runtime.foreground import Foreground
 from broker.runtime.supervise import YieldBudget
@@ -377,7 +386,7 @@ class ScheduledLook:
         """Of each ledger that has amendments, the rows of its entries."""
         if not self._log.amendments:
             return
-        for ledger_id in np.unique(entries.ledger_ids).tolist():
+        for ledger_id in distinct_values(entries.ledger_ids).tolist():
             amendments = self._log.amendments.get(ledger_id)
             if amendments is not None:
                 yield np.flatnonzero(entries.ledger_ids == ledger_id), amendments

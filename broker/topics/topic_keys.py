@@ -18,7 +18,7 @@ import numpy as np
 
 from broker.delayed.schedule_keys import KeyImage, KeyStats
 from broker.errors import Corrupt, PostdateError
-from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column, UInt64Column
+from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column, UInt64Column, distinct_values
 from broker.storage import schedule_hash
 from broker.storage.changes import Moved
 from broker.storage.key_filter import BoolColumn, Probe
@@ -84,7 +84,7 @@ class TopicKeys:
             case Replaced():
                 self._append(record.produced)
                 if self._live is not None:
-                    hashes = np.unique(record.produced.rows["schedule_hash"])
+                    hashes = distinct_values(record.produced.rows["schedule_hash"])
                     self._live.keys.discard_among(hashes, record.cancelled.entries)
             case Transferred():
                 if record.produced.topic_id == self._topic.topic_id:

@@ -53,6 +53,27 @@ def test_library_stays_at_its_edge(library):
     assert not wrong
 
 
+MASKED = frozenset({"unique", "isin", "in1d", "intersect1d", "union1d", "setdiff1d", "setxor1d"})
+"""Functions of NumPy that load `numpy.ma` at their first call, `unique` where it is asked for nothing but the values."""
+
+
+def test_the_broker_calls_nothing_that_loads_masked_arrays():
+    """So the first delivery of a process waits for no module. The jobs and what only tests use may."""
+    at_once = [
+        f"{path.relative_to(ROOT)}:{call.lineno} calls np.{call.func.attr}"
+        for path in sorted((ROOT / "broker").rglob("*.py"))
+        if not within(module_name(path.relative_to(ROOT)), ("broker.jobs", "broker.testing"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id == "np"
+        and call.func.attr in MASKED
+        and not (call.func.attr == "unique" and call.keywords)
+    ]
+    assert not at_once
+
+
 def test_modules_import_each_other_in_no_circle():
     assert circle(import_graph()) == []
 

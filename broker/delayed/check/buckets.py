@@ -18,7 +18,16 @@ from pyroaring import BitMap
 from broker.delayed.check.findings import NAMED_MAX, Finding, Kind, Suspect, int64_column
 from broker.delayed.check.ledgers import IndexedEntries, Mask
 from broker.delayed.due_rows import Key, stable_order
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Array, Int64Column, UInt32Column, ids_of
+from broker.model import (
+    ENTRY_ID_MAX,
+    LEDGER_ID_MAX,
+    Array,
+    Int64Column,
+    UInt32Column,
+    distinct_values,
+    ids_of,
+    is_among,
+)
 from broker.runs.tally import Tally
 from broker.storage.bucket_snapshot import BucketMetadata
 
@@ -268,8 +277,8 @@ def _compare(bitmap: BitMap, pieces: list[IndexedEntries]) -> tuple[Array, Array
     lowest = min(int(part.min()) for part in parts)
     width = max(int(part.max()) for part in parts) + 1 - lowest
     if width > max(_SPARSE_LEAST, _SPARSE * count):
-        together = np.unique(np.concatenate((np.empty(0, np.uint32), *held)))
-        return np.setdiff1d(named, together), np.setdiff1d(together, named)
+        together = distinct_values(np.concatenate((np.empty(0, np.uint32), *held)))
+        return named[~is_among(named, together)], together[~is_among(together, named)]
     marks = np.zeros(width, dtype=np.uint8)
     for part in held:
         marks[part - np.uint32(lowest)] = 2

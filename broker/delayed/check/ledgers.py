@@ -30,7 +30,7 @@ from broker.delayed.check.findings import (
     Suspect,
     int64_column,
 )
-from broker.model import Int64Column, UInt32Column, ids_of
+from broker.model import Int64Column, UInt32Column, distinct_values, ids_of
 from broker.storage.amendments import NONE, Amendments
 
 Mask = npt.NDArray[np.bool_]
@@ -202,7 +202,7 @@ def name_suspects(
     held: Sequence[IndexedEntries], effective: Int64Column, named_max: int = NAMED_MAX
 ) -> tuple[list[Suspect], int]:
     """The first of some faulty index entries, and how many entries they are of."""
-    ids = np.unique(np.concatenate([np.empty(0, np.uint32), *(piece.entry_ids for piece in held)]))
+    ids = distinct_values(np.concatenate([np.empty(0, np.uint32), *(piece.entry_ids for piece in held)]))
     suspects = []
     for entry_id in ids[:named_max].tolist():
         holders = [piece for piece in held if (piece.entry_ids == entry_id).any()]
