@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.model import Int64Column, Position, UInt64Column
-
-_FEW_HASHES = 16
-"""Up to so many hashes are looked for one by one."""
+from broker.model import Position, UInt64Column, is_among
 
 
 class _Batch(NamedTuple):
@@ -50,7 +47,7 @@ class KeysInFlight:
             return None
         # In all batches at once: a key of a message that waits passes the filter each time, and hundreds may be in
         # flight.
-        rows = rows_with(hashes, self.hashes())
+        rows = np.flatnonzero(is_among(self.hashes(), hashes))
         if not len(rows):
             return None
         batches = list(self._batches.values())
@@ -63,14 +60,3 @@ class KeysInFlight:
 
     def _landed(self, first: Position) -> None:
         self._count -= len(self._batches.pop(first).hashes)
-
-
-def rows_with(hashes: UInt64Column, column: UInt64Column) -> Int64Column:
-    """Return the rows of a long column with one of some hashes, of which there is at least one."""
-    asked = np.sort(hashes)
-    if len(asked) > _FEW_HASHES:
-        return np.flatnonzero(asked[np.minimum(np.searchsorted(asked, column), len(asked) - 1)] == column)
-    has_hash = column == asked[0]
-    for value in asked[1:]:
-        has_hash |= column == value
-    return np.flatnonzero(has_hash)

@@ -16,7 +16,7 @@ from array import array
 
 import numpy as np
 
-from broker.delayed.keys_in_flight import KeysInFlight, rows_with
+from broker.delayed.keys_in_flight import KeysInFlight
 from broker.model import Int64Column, UInt32Column, UInt64Column, distinct_values, is_among
 from broker.storage.key_filter import BoolColumn, OpenFilter, Probe
 from broker.storage.key_run import NO_KEYS, KeyColumns
@@ -133,5 +133,5 @@ class RecentKeys:
         asked = hashes[self.maybe(Probe(hashes))]
         if not len(asked) or not len(self):  # nearly always so
             return np.empty(0, dtype=np.int64)
-        rows = rows_with(asked, self._columns().hashes)
+        rows = np.flatnonzero(is_among(self._columns().hashes, asked))
         return rows[~np.frombuffer(self._is_discarded, dtype=np.bool_)[rows]]

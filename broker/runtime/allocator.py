@@ -67,8 +67,10 @@ class RestTrim:
             cpu_before, looked_before = cpu_seconds, looked_at
             cpu_seconds, looked_at = time.process_time(), loop.time()
             if self.is_due(cpu_seconds - cpu_before, looked_at - looked_before):
-                with suppress(RuntimeError):  # no thread can be begun now
+                try:
                     await loop.run_in_executor(None, trim_heap)
+                except RuntimeError:  # no thread can be begun now
+                    self._worked_seconds = _WORK_SECONDS
 
     def is_due(self, cpu_seconds: float, seconds: float) -> bool:
         """Note the CPU time of the last so many seconds; return whether to trim now."""

@@ -27,7 +27,7 @@ from google_crc32c import extend, value
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import TIME_MS_MAX, Int64Column, UInt32Column, UInt64Column, is_among, members
+from broker.model import TIME_MS_MAX, Int64Column, UInt32Column, UInt64Column, members
 from broker.storage.manifest import ID_MAX, bitmap_from_bytes, check, check_id, check_ledger_id
 
 MAGIC = b"PDA1"
@@ -106,11 +106,12 @@ class Amendments:
 
     def move(self, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> Amendments:
         """With entries (ids rising) moved by a record; each move counts one revision."""
-        kept = ~is_among(self.entry_ids, entry_ids)
+        kept = np.ones(len(self.entry_ids), dtype=np.bool_)
         revisions = np.ones(len(entry_ids), dtype=np.uint32)
         if len(self.entry_ids):
             places, moved = self._find(entry_ids)
             revisions[moved] += self.revisions[places[moved]]
+            kept[places[moved]] = False
         ids = np.concatenate((self.entry_ids[kept], entry_ids))
         order = np.argsort(ids, kind="stable")
         return replace(

@@ -53,25 +53,91 @@ def test_library_stays_at_its_edge(library):
     assert not wrong
 
 
-MASKED = frozenset({"unique", "isin", "in1d", "intersect1d", "union1d", "setdiff1d", "setxor1d"})
-"""Functions of NumPy that load `numpy.ma` at their first call, `unique` where it is asked for nothing but the values."""
+MASKED = frozenset(
+    [
+        "isin",
+        "in1d",
+        "intersect1d",
+        "union1d",
+        "setdiff1d",
+        "setxor1d",
+        "unique_values",
+        "unique_counts",
+        "unique_inverse",
+        "unique_all",
+        "quantile",
+        "percentile",
+        "nanquantile",
+        "nanpercentile",
+        "nanmedian",
+        "ma",
+        "random",
+        "testing",
+        "linalg",
+        "fft",
+        "genfromtxt",
+    ]
+)
+"""Of NumPy: what loads `numpy.ma` at a first call, and modules that are loaded when they are first named. `unique` may be
+called for more than the values, which loads nothing."""
+MORE_THAN_VALUES = frozenset({"return_index", "return_inverse", "return_counts"})
 
 
-def test_the_broker_calls_nothing_that_loads_masked_arrays():
+def test_the_broker_names_nothing_of_numpy_that_is_loaded_late():
     """So the first delivery of a process waits for no module. The jobs and what only tests use may."""
-    at_once = [
-        f"{path.relative_to(ROOT)}:{call.lineno} calls np.{call.func.attr}"
+    late = [
+        f"{path.relative_to(ROOT)}:{line} names {name}"
         for path in sorted((ROOT / "broker").rglob("*.py"))
         if not within(module_name(path.relative_to(ROOT)), ("broker.jobs", "broker.testing"))
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Name)
-        and call.func.value.id == "np"
-        and call.func.attr in MASKED
-        and not (call.func.attr == "unique" and call.keywords)
+        for name, line in late_names(ast.parse(path.read_text()))
     ]
-    assert not at_once
+    assert not late
+
+
+@pytest.mark.parametrize(
+    ("source", "is_late"),
+    [
+        ("np.unique(x)", True),
+        ("np.unique(x, axis=0)", True),
+        ("np.unique(x, return_counts=True)", False),
+        ("np.unique(x, return_counts=False)", True),
+        ("map(np.unique, xs)", True),
+        ("numpy.isin(x, y)", True),
+        ("np.ma.masked", True),
+        ("from numpy import unique", True),
+        ("np.sort(x)", False),
+    ],
+)
+def test_names_that_are_loaded_late_are_found(source, is_late):
+    assert bool([*late_names(ast.parse(source))]) is is_late
+
+
+def late_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    harmless = {
+        call.func
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and any(
+            word.arg in MORE_THAN_VALUES and isinstance(word.value, ast.Constant) and word.value.value is True
+            for word in call.keywords
+        )
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "numpy":
+            names = [alias.name for alias in node.names]
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in {"np", "numpy"}
+        ):
+            names = [node.attr]
+        else:
+            continue
+        yield from (
+            (name, node.lineno)
+            for name in names
+            if name in MASKED or (name == "unique" and node not in harmless)
+        )
 
 
 def test_modules_import_each_other_in_no_circle():

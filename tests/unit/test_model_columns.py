@@ -28,7 +28,7 @@ def test_each_value_once_and_rising(values: npt.NDArray[np.int64]):
 
 @given(COLUMNS, st.data())
 def test_values_that_another_column_has(values: npt.NDArray[np.int64], data: st.DataObject):
-    others = data.draw(npst.arrays(values.dtype, st.integers(0, 20), elements=npst.from_dtype(values.dtype)))
+    others = data.draw(npst.arrays(values.dtype, st.integers(0, 40), elements=npst.from_dtype(values.dtype)))
     if len(values) and len(others):
         others[0] = values[-1]
     assert is_among(values, others).tolist() == [value in set(others.tolist()) for value in values.tolist()]

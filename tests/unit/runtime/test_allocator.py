@@ -120,7 +120,7 @@ def test_memory_goes_back_while_a_process_rests(monkeypatch: pytest.MonkeyPatch)
     run_sim(scenario, 1)
 
 
-def test_a_process_that_can_begin_no_thread_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_can_begin_no_thread_asks_again(monkeypatch: pytest.MonkeyPatch):
     refused_at: list[float] = []
 
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
@@ -128,11 +128,11 @@ def test_a_process_that_can_begin_no_thread_goes_on(monkeypatch: pytest.MonkeyPa
             refused_at.append(loop.time())
             raise RuntimeError("can't start new thread")
 
-        cpu = iter([5.0] * 3 + [10.0] * 10)
+        cpu = iter([5.0] * 13)
         monkeypatch.setattr(loop, "run_in_executor", refuse)
         monkeypatch.setattr(allocator, "time", SimpleNamespace(process_time=lambda: next(cpu)))
         task = asyncio.ensure_future(RestTrim().run())
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(24.0)
         assert not task.done()
         task.cancel()
         assert len(refused_at) == 2
