@@ -207,13 +207,7 @@ def members(entry_ids: UInt32Column, *bitmaps: BitMap) -> npt.NDArray[np.bool_]:
     ids, hits = bitmap_of(entry_ids), BitMap()
     for bitmap in bitmaps:
         hits |= ids & bitmap
-    if not hits:
-        return np.zeros(len(entry_ids), dtype=np.bool_)
-    hit_ids = ids_of(hits)
-    same: npt.NDArray[np.bool_] = (
-        hit_ids[np.minimum(np.searchsorted(hit_ids, entry_ids), len(hit_ids) - 1)] == entry_ids
-    )
-    return same
+    return _is_among_ordered(entry_ids, ids_of(hits))
 
 
 def distinct_values(values: Array) -> Array:
@@ -237,11 +231,16 @@ def is_among(values: Array, others: Array | Sequence[int]) -> npt.NDArray[np.boo
         for other in others:
             same |= values == other
         return same
-    ordered = np.sort(others)
-    found: npt.NDArray[np.bool_] = (
+    return _is_among_ordered(values, np.sort(others))
+
+
+def _is_among_ordered(values: Array, ordered: Array) -> npt.NDArray[np.bool_]:
+    if not len(ordered):
+        return np.zeros(values.shape, dtype=np.bool_)
+    same: npt.NDArray[np.bool_] = (
         ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     )
-    return found
+    return same
 
 
 def merge_entries(into: Entries, entries: Entries) -> None:

@@ -53,7 +53,7 @@ def test_library_stays_at_its_edge(library):
     assert not wrong
 
 
-MASKED = frozenset(
+LATE = frozenset(
     [
         "isin",
         "in1d",
@@ -136,7 +136,7 @@ def late_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
         yield from (
             (name, node.lineno)
             for name in names
-            if name in MASKED or (name == "unique" and node not in harmless)
+            if name in LATE or (name == "unique" and node not in harmless)
         )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tests.harness import Outgoing
 from tests.sim.shard_brokers import LEASE_MS, ShardBroker, make_bucket
 from tests.sim.test_shard_bases import bases_of
 from tests.unit.folder import compaction_world
+from tests.unit.runtime.test_process_upkeep import serve_until_asked
 from tests.wire.access_files import Files
 
 LIMIT_SECONDS = 20.0
@@ -155,16 +155,8 @@ async def test_a_task_of_a_process_tells(monkeypatch: pytest.MonkeyPatch, case: 
     monkeypatch.setattr("broker.runtime.allocator._LOOK_SECONDS", 0.01)
     target = Target(monkeypatch, case)
 
-    async def serve() -> int:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, stop.set)
-        try:
-            await asyncio.wait_for(stop.wait(), LIMIT_SECONDS)
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-        return 0
-
-    assert await with_upkeep(serve()) == 1
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert await with_upkeep(serve_until_asked()) == 1
     assert target.interruption.hit
 
 

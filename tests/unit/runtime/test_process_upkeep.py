@@ -19,6 +19,16 @@ def running() -> set[str]:
     return {task.get_name() for task in asyncio.all_tasks()} & TASKS
 
 
+async def serve_until_asked() -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        await stop.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+    return 0
+
+
 async def test_it_lasts_as_long_as_what_serves() -> None:
     callbacks, thresholds, switch_seconds = [*gc.callbacks], gc.get_threshold(), sys.getswitchinterval()
 
@@ -55,15 +65,5 @@ async def test_without_it_the_process_is_asked_to_stop_and_its_status_tells(
 
     monkeypatch.setattr(CycleCollection, "run", run)
 
-    async def serve() -> int:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, stop.set)
-        try:
-            await stop.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-        return 0
-
     async with asyncio.timeout(10):
-        assert await with_upkeep(serve()) == 1
+        assert await with_upkeep(serve_until_asked()) == 1
