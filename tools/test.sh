@@ -14,7 +14,7 @@ esac
 pytest=("$python" -m pytest)
 if [ "$depth" = deep ]; then
     export HYPOTHESIS_SEED=${HYPOTHESIS_SEED:-$(date -u +%Y%m%d)}
-    # A test of minutes is no hang, and a dump of a thread that is at work can crash the process.
+    # A test of minutes is no hang.
     pytest+=(-o faulthandler_timeout=3600)
 fi
 if [ -n "${HYPOTHESIS_SEED:-}" ]; then
@@ -28,7 +28,8 @@ if [ "$#" -gt 0 ]; then
 fi
 # Half of the test processes begin at tests that wait for most of their time (tests/lanes.py). How many tests there are
 # in all no process knows: each file is read by the one that runs it.
-shared=(--dist loadfile --no-loadscope-reorder -o console_output_style=classic)
+# A process that crashed is not replaced: the next one would begin with the test that crashed it.
+shared=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0 -o console_output_style=classic)
 case $depth in
     # What it tells of at its end is to be marked `slow`.
     fast)
