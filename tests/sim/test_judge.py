@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from broker.testing.sim_loop import Latency
 from tests.harness import Outgoing
 from tests.reference import Violation
 from tests.sim.facts import Fact, Message, SentBatch, SubscriptionModel, TopicModel
+from tests.sim.keys import check_key
 from tests.sim.model import Model
 from tests.sim.pacing import Pace, answer_pace, ask_pace, check_pace
 from tests.sim.world import World
@@ -96,6 +98,26 @@ def test_what_another_task_waits_for_excuses_nobody():
             bench.hand_out(catches_up=True)
 
     bench.run(scenario)
+
+
+@pytest.mark.parametrize("had_expired", [True, False])
+def test_only_what_had_expired_before_the_clock_stepped_back_is_outside_the_order_of_its_key(had_expired: bool):
+    """Seed 1007862: it was passed over, the clock stepped back by an hour, and after a crash it came."""
+    bench = Bench()
+    wall = bench.world.wall
+    earlier = Message(
+        Position(1, 0), b"", wall.now_ms(), ttl_ms=500, key="a", ask=Outgoing(b""), batch=bench.message.batch
+    )
+    later = Message(Position(1, 1), b"", wall.now_ms(), key="a", ask=Outgoing(b""), batch=bench.message.batch)
+    for message in (earlier, later):
+        bench.subscription.add(message, message)
+    consumer = cast(Any, SimpleNamespace(life=SimpleNamespace(has_met_fault=False)))
+    for by_ms in (1_000, -1_000) if had_expired else ():
+        wall.step(by_ms)
+
+    check_key(bench.world, bench.subscription, consumer, later, bench.subscription.entries[later])
+    with nullcontext() if had_expired else pytest.raises(Violation, match="key order"):
+        check_key(bench.world, bench.subscription, consumer, earlier, bench.subscription.entries[earlier])
 
 
 def test_what_was_sent_before_is_not_found_by_catch_up():
