@@ -28,8 +28,10 @@ def main() -> int:
     total: Counter[str] = Counter()
     failed: list[int] = []
     started = time.perf_counter()
+    run_count = 0
     for seed in range(given.seed, given.seed + given.count):
         outcome = run_seed(seed, given.steps)
+        run_count += 1
         add_counts(total, outcome.count)
         if outcome.error is not None:
             failed.append(seed)
@@ -39,7 +41,7 @@ def main() -> int:
         elif given.count == 1:
             print(f"seed {seed}: well, digest {outcome.digest}")
     seconds = time.perf_counter() - started
-    print(f"\nCovered by {given.count} seeds in {seconds:.1f} s:")
+    print(f"\nCovered by {run_count} seeds in {seconds:.1f} s:")
     for name, value in sorted(total.items()):
         print(f"  {value:>9,}  {name}")
     if failed:
