@@ -507,6 +507,7 @@ def _topics(count: int) -> str:
 
 def _with_client(connection: Settings, call: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     import postdate  # noqa: PLC0415
+    from postdate.commands.settings import describe  # noqa: PLC0415 - brings gRPC
 
     async def work() -> T:
         async with connection.client() as client:
@@ -515,7 +516,7 @@ def _with_client(connection: Settings, call: Callable[[Client], Coroutine[Any, A
     try:
         return asyncio.run(work())
     except postdate.PostdateError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(describe(error)) from error
 
 
 def _open_bases(store: str) -> BaseStore:

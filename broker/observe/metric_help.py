@@ -72,7 +72,10 @@ HELP: dict[str, str] = {
     "scheduled_messages": (
         "Messages that are not due yet, including those that every subscription has already settled."
     ),
-    "next_due_timestamp_seconds": "Due time of the next message, Unix time. Absent if none is scheduled.",
+    "next_due_timestamp_seconds": (
+        "Due time of the next message, Unix time; that of a cancelled or moved one may count until it is over. Absent "
+        "if none is scheduled."
+    ),
     "storage_bytes": "Bytes of messages in ledgers.",
     "index_memory_bytes": "Memory of the delayed index, estimated.",
     "index_buckets": (

@@ -144,7 +144,10 @@ class RemoteDesk:
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
             reason, owner = _read_info(error)
-            raise kind(error.details() or error.code().name, reason=reason, owner_address=owner) from error
+            text = error.details() or error.code().name
+            if reason == grpc.StatusCode.UNAVAILABLE.name:  # nobody has answered: these are gRPC's own words
+                text = f"The broker cannot be reached: {text}; is it running, and is --address right?"
+            raise kind(text, reason=reason, owner_address=owner) from error
 
 
 def seen_at(seen: str, told: str) -> str:

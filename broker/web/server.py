@@ -94,7 +94,8 @@ class HttpServer:
             self._close_sockets()
             if error.errno == errno.EADDRINUSE:
                 raise Fenced(
-                    f"http_address {self.address} is in use by another process",
+                    f"http_address {self.address} is in use by another process. Stop that process, or choose another "
+                    "--http-address",
                     reason="ADDRESS_IN_USE",
                     address=self.address,
                 ) from error

@@ -101,7 +101,7 @@ def test_what_another_task_waits_for_excuses_nobody():
 
 
 @pytest.mark.parametrize("had_expired", [True, False])
-def test_only_what_had_expired_before_the_clock_stepped_back_is_outside_the_order_of_its_key(had_expired: bool):
+def test_what_had_expired_before_the_clock_stepped_back_is_outside_the_order_of_its_key(had_expired: bool):
     """Seed 1007862: it was passed over, the clock stepped back by an hour, and after a crash it came."""
     bench = Bench()
     wall = bench.world.wall

@@ -74,7 +74,8 @@ async def test_a_port_in_use_is_refused_by_name() -> None:
         second = HttpServer(first.address, render, lambda: None)
         with pytest.raises(Fenced) as caught:
             second.listen()
-        assert first.address in str(caught.value)
+        assert f"{first.address} is in use by another process" in str(caught.value)
+        assert "choose another --http-address" in str(caught.value)
         assert caught.value.reason == "ADDRESS_IN_USE"
         await second.stop()
 
