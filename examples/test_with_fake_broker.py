@@ -1,6 +1,6 @@
 """A test of a program that uses Postdate: three days pass within it, on the real broker.
 
-pip install 'postdate[broker]' pytest
+pip install 'postdate[broker]' pytest      # in a checkout: '.[broker]'
 pytest examples/test_with_fake_broker.py
 """
 
