@@ -6,7 +6,8 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-# Another interpreter: make setup PYTHON=/usr/bin/python3.12
+# Another interpreter: make setup PYTHON=/usr/bin/python3.12; it makes .venv anew if another one made it.
+# PYTHON of the environment is asked only when .venv is not ready.
 PYTHON ?=
 # More arguments for what a target runs: make test ARGS="tests/unit -x", make run ARGS="--data-dir ./other"
 ARGS ?=

@@ -28,9 +28,20 @@ version() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
 
+# Two of one version may be compiled differently; an environment knows where the one that made it is installed.
+installation() {
+    "$1" -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>/dev/null
+}
+
+same_interpreter() {
+    [ "$(version .venv/bin/python)" = "$(version "$python")" ] || return 1
+    # Whoever names none is content with any that made .venv.
+    [ -z "${PYTHON:-}" ] || [ "$(installation .venv/bin/python)" = "$(installation "$python")" ]
+}
+
 # An environment names its own folder and its interpreter in many files, so a moved one is made anew.
 usable() {
-    grep -qs -e " $(pwd -P)/\.venv\$" .venv/pyvenv.cfg && [ "$(version .venv/bin/python)" = "$(version "$python")" ]
+    grep -qs -e " $(pwd -P)/\.venv\$" .venv/pyvenv.cfg && same_interpreter
 }
 
 if [ -n "${PYTHON:-}" ]; then

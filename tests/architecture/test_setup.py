@@ -36,7 +36,7 @@ case "$*" in
             *"$(cat waits)"*) exec sleep {LIMIT_SECONDS} ;;
         esac
         ;;
-    *) exec {sys.executable} "$@" ;;
+    *) exec {sys.executable} -c "import sys; sys.base_prefix = '/one'; $2" ;;
 esac
 """
 LOCK = """# of all
@@ -64,11 +64,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(folder: Path) -> subprocess.Popen[bytes]:
+def begin(folder: Path, python: str = "python") -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         ("sh", "tools/setup.sh"),
         cwd=folder,
-        env={**os.environ, "PYTHON": f"{folder}/python"},
+        env={**os.environ, "PYTHON": f"{folder}/{python}"},
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -100,6 +100,17 @@ def test_all_that_is_pinned_is_installed_once(folder: Path) -> None:
     assert begin(folder).wait(LIMIT_SECONDS) == 0
     assert sorted(pips(folder)) == [".", "py4j ruff setuptools", "pyspark", "setuptools"]
     assert (folder / ".venv/.ready").read_text().strip() == str(folder.resolve())
+
+
+def test_an_environment_stays_until_another_interpreter_of_the_same_version_is_named(folder: Path) -> None:
+    (folder / "other").write_text(PYTHON.replace("/one", "/two"))
+    (folder / "other").chmod(0o755)
+    assert begin(folder).wait(LIMIT_SECONDS) == 0
+    (folder / ".venv/kept").touch()
+    assert begin(folder).wait(LIMIT_SECONDS) == 0
+    assert (folder / ".venv/kept").exists()
+    assert begin(folder, "other").wait(LIMIT_SECONDS) == 0
+    assert not (folder / ".venv/kept").exists()
 
 
 @pytest.mark.parametrize("fails", ["setuptools ", "pyspark", "py4j", "."])
