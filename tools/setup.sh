@@ -77,5 +77,7 @@ trap 'exit 1' INT TERM
 wait "$others"
 trap - EXIT INT TERM
 "$@" --no-deps --no-build-isolation --no-index --editable .
+# An import hook comes after the path: without this line a checkout called postdate, beside a script, would be the SDK.
+echo "$(pwd -P)/clients/python" > ".venv/lib/python$(version .venv/bin/python)/site-packages/postdate-sdk.pth"
 pwd -P > .venv/.ready
 echo "setup: .venv is ready"

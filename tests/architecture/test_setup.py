@@ -20,7 +20,7 @@ LIMIT_SECONDS = 60
 PYTHON = f"""#!/bin/sh
 case "$*" in
     "-m venv .venv")
-        mkdir -p .venv/bin
+        mkdir -p .venv/bin .venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages
         cp "$0" .venv/bin/python
         echo "command = python -m venv $(pwd -P)/.venv" > .venv/pyvenv.cfg
         ;;
@@ -111,6 +111,12 @@ def test_an_environment_stays_until_another_interpreter_of_the_same_version_is_n
     assert (folder / ".venv/kept").exists()
     assert begin(folder, "other").wait(LIMIT_SECONDS) == 0
     assert not (folder / ".venv/kept").exists()
+
+
+def test_the_path_of_the_environment_leads_to_the_sdk(folder: Path) -> None:
+    assert begin(folder).wait(LIMIT_SECONDS) == 0
+    lines = [path.read_text() for path in folder.glob(".venv/lib/python3.*/site-packages/*.pth")]
+    assert lines == [f"{folder.resolve()}/clients/python\n"]
 
 
 @pytest.mark.parametrize("fails", ["setuptools ", "pyspark", "py4j", "."])
