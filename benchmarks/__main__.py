@@ -37,6 +37,7 @@ from benchmarks import (
     schedule,
     shards,
 )
+from benchmarks.arguments import at_least_one, checkout, writable_folder
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Setup
 from benchmarks.profiling import Profiler
@@ -65,7 +66,6 @@ def main() -> int:
         rows = _chosen(options.only or options.profile)
         BUILD.mkdir(parents=True, exist_ok=True)
         parent = options.dir or BUILD
-        parent.mkdir(parents=True, exist_ok=True)
         machine.check_folder(parent)
         profiler = Profiler(BUILD / "profiles", native=options.native) if options.profile else None
         broker_core, client_core = _cores()
@@ -188,14 +188,20 @@ def _options() -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="NAME", help="rows or scenarios, with commas and wildcards")
-    parser.add_argument("--runs", type=int, help="runs of each row (default 3; 1 with --quick or --profile)")
+    parser.add_argument(
+        "--runs", type=at_least_one, help="runs of each row (default 3; 1 with --quick or --profile)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the size; not for figures")
-    parser.add_argument("--entries", type=int, help="entries of index-* rows, instead of their own number")
+    parser.add_argument(
+        "--entries", type=at_least_one, help="entries of index-* rows, instead of their own number"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="default build/bench/results.json")
-    parser.add_argument("--dir", type=Path, help="where data goes; a real disk (default build/bench)")
+    parser.add_argument(
+        "--dir", type=writable_folder, help="where data goes; a real disk (default build/bench)"
+    )
     parser.add_argument("--profile", metavar="NAME", help="attach py-spy to the broker in these scenarios")
     parser.add_argument("--native", action="store_true", help="with --profile: C functions too (slower)")
-    parser.add_argument("--source", type=Path, default=ROOT, help="another checkout to measure")
+    parser.add_argument("--source", type=checkout, default=ROOT, help="another checkout to measure")
     parser.add_argument(
         "--broker-flag", action="append", default=[], metavar="FLAG", help="e.g. --broker-flag=--lease-ms=100"
     )

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.arguments import at_least_one, checkout
 from benchmarks.processes import HERE, Broker, Client, Setup, own_setup
 from benchmarks.scenarios import echo_server
 
@@ -257,9 +258,9 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--source", type=Path, default=HERE, help="another checkout to measure")
-    parser.add_argument("--count", type=int, default=300, help="messages of each way in a turn")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--source", type=checkout, default=HERE, help="another checkout to measure")
+    parser.add_argument("--count", type=at_least_one, default=300, help="messages of each way in a turn")
+    parser.add_argument("--turns", type=at_least_one, default=5)
     parser.add_argument("--calls", action="store_true", help="count system calls as well (needs strace)")
     return parser.parse_args()
 

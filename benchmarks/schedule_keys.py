@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import at_least_one, writable_folder
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.model import Position, UInt32Column, UInt64Column
@@ -182,9 +183,11 @@ class Stopwatch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000_000)
-    parser.add_argument("--cache-mib", type=int, default=256)
-    parser.add_argument("--folder", help="where to make a folder for the runs, removed at the end")
+    parser.add_argument("--count", type=at_least_one, default=10_000_000)
+    parser.add_argument("--cache-mib", type=at_least_one, default=256)
+    parser.add_argument(
+        "--folder", type=writable_folder, help="where to make a folder for the runs, removed at the end"
+    )
     arguments = parser.parse_args()
     folder = tempfile.mkdtemp(dir=arguments.folder)
     bench = Bench(folder, arguments.count, arguments.cache_mib << 20)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import machine
+from benchmarks.arguments import at_least_one
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.peers import PEERS, page, peer_class, programs, runs
 from benchmarks.peers.page import About, Results
@@ -161,7 +162,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each row (default 3)")
+    parser.add_argument("--runs", type=at_least_one, default=3, help="runs of each row (default 3)")
     parser.add_argument("--peers", metavar="NAME", help="peers, with commas and wildcards")
     parser.add_argument(
         "--rows", metavar="NAME", help="rows, with commas and wildcards; the page stays as it is"
