@@ -105,10 +105,13 @@ class Pulsar(Peer):
             "PULSAR_LOG_DIR": str(self.folder / "log"),
             "PULSAR_LOG_LEVEL": "warn",
             "PULSAR_GC_LOG": " ",  # none
+            # Killed, it leaves the libraries behind that it unpacks.
+            "JDK_JAVA_OPTIONS": f'"-Djava.io.tmpdir={self.folder / "tmp"}"',
         }
 
     def prepare_folder(self) -> None:
         super().prepare_folder()
+        (self.folder / "tmp").mkdir()
         settings = {
             "bindAddress": "127.0.0.1",
             "brokerServicePort": str(self.ports[0]),

@@ -292,6 +292,17 @@ async def read_out(reader: asyncio.StreamReader) -> None:
     await asyncio.sleep(0)
 
 
+def test_pulsar_unpacks_libraries_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pulsar, "configured", lambda text, settings: text)
+    monkeypatch.setattr(pulsar, "_HOME", tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/standalone.conf").touch()
+    peer = pulsar.Pulsar(tmp_path / "peer", (1, 2, 3), 0)
+    peer.prepare_folder()
+    assert peer.environment()["JDK_JAVA_OPTIONS"] == f'"-Djava.io.tmpdir={tmp_path}/peer/tmp"'
+    assert (tmp_path / "peer/tmp").is_dir()
+
+
 def test_a_configuration_of_pulsar_is_changed_where_it_names_a_setting():
     text = "# one=comment\none=1\nanother=2\n"
     assert pulsar.configured(text, {"one": "3"}) == "# one=comment\none=3\nanother=2\n"
