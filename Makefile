@@ -14,7 +14,7 @@ ARGS ?=
 # make sim SEED=7 COUNT=100
 SEED ?= 1
 COUNT ?= 1
-# make demo LOG=/var/log/dpkg.log SPEED=1000
+# make demo LOG=/var/log/dpkg.log SPEED=1000: so many times faster than it was written, or more, for a minute at most
 LOG ?=
 SPEED ?= 1000
 # make demo-cluster S3=1
@@ -84,7 +84,7 @@ check-protos: build/protos-venv/.ready
 	        && echo "Proto lint and format pass."; \
 	else echo "Proto lint and format left out: buf is not installed."; fi
 
-demo: setup ## replay a real log through a broker in build/demo-data and show how late messages were
+demo: setup ## replay a real log within a minute through a broker in build/demo-data and show how late messages were
 	@$(PY) tools/demo.py --speed $(SPEED) $(LOG)
 
 demo-cluster: setup ## run a cluster of three nodes, kill its owner three times, count what is lost; S3=1: with versitygw

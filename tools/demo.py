@@ -32,16 +32,29 @@ def main() -> int:
     parser.add_argument("--speed", type=float, default=1000, help="how many times faster than it was written")
     parser.add_argument("log", nargs="?", type=Path, help="a file whose lines begin with a date and time")
     arguments = parser.parse_args()
-    log = arguments.log or first_log()
-    speed = max(arguments.speed, span_seconds(log) / REPLAY_SECONDS_MAX)
+    return replay(arguments.log or first_log(), arguments.speed)
+
+
+def replay(log: Path, wanted_speed: float) -> int:
+    speed, why = replay_speed(wanted_speed, span_seconds(log))
     with broker() as address:
-        print(f"demo: replaying {log}, {speed:,.0f} times faster than it was written", flush=True)
-        status = postdate(address, "bench", "replay", log, "--speed", f"{speed:g}", "--keep")
+        print(f"demo: replaying {log}, {speed:,.0f} times faster than it was written{why}", flush=True)
+        if postdate(address, "bench", "replay", log, "--speed", f"{speed:g}", "--keep"):
+            return 1  # and it has said why
         print("demo: leaving messages of the coming month in topic pending, for make audit", flush=True)
+        status = 0
         for delay in PENDING_DELAYS:
             options = ("--messages", str(PENDING_MESSAGES), "--delay", delay, "--topic", "pending")
             status = postdate(address, "bench", "produce", *options, output=subprocess.DEVNULL) or status
         return status
+
+
+def replay_speed(wanted: float, span_seconds: float) -> tuple[float, str]:
+    """Tell how fast a log is replayed, and why if that is not what was wanted."""
+    least = span_seconds / REPLAY_SECONDS_MAX
+    if wanted >= least:
+        return wanted, ""
+    return least, f"; {wanted:,.10g} times would take longer than {REPLAY_SECONDS_MAX} seconds"
 
 
 def postdate(address: str, *arguments: str | Path, output: int | None = None) -> int:
