@@ -32,7 +32,11 @@ def main() -> int:
     parser.add_argument("--speed", type=float, default=1000, help="how many times faster than it was written")
     parser.add_argument("log", nargs="?", type=Path, help="a file whose lines begin with a date and time")
     arguments = parser.parse_args()
-    return replay(arguments.log or first_log(), arguments.speed)
+    try:
+        return replay(arguments.log or first_log(), arguments.speed)
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
 
 
 def replay(log: Path, wanted_speed: float) -> int:
@@ -59,7 +63,9 @@ def replay_speed(wanted: float, span_seconds: float) -> tuple[float, str]:
 
 def postdate(address: str, *arguments: str | Path, output: int | None = None) -> int:
     env = os.environ | {"POSTDATE_ADDRESS": address}
-    return subprocess.run([BIN / "postdate", *arguments], env=env, stdout=output, check=False).returncode
+    command = [BIN / "postdate", *arguments]
+    # In a group of its own, as Ctrl-C is for us: `run` ends it then, and one of the two says so.
+    return subprocess.run(command, env=env, stdout=output, check=False, process_group=0).returncode
 
 
 def first_log() -> Path:

@@ -148,14 +148,16 @@ async def main(*, s3: bool) -> int:
         ):
             taking = asyncio.create_task(traffic.take(subscription))
             sending = [asyncio.create_task(traffic.send(producer)) for _ in range(SENDERS)]
-            for _ in range(KILLS):
+            try:
+                for _ in range(KILLS):
+                    await asyncio.sleep(CALM_SECONDS)
+                    await kill_owner(client, nodes, traffic, sending)
                 await asyncio.sleep(CALM_SECONDS)
-                await kill_owner(client, nodes, traffic, sending)
-            await asyncio.sleep(CALM_SECONDS)
-            await stop(sending)
-            await settle(traffic)
-            await subscription.wait_confirmed()
-            await stop([taking])
+                await stop(sending)
+                await settle(traffic)
+                await subscription.wait_confirmed()
+            finally:  # interrupted too, before the producer is closed under them
+                await stop([*sending, taking])
     again = sum(count - 1 for count in traffic.delivered.values())
     print(
         f"demo: {len(traffic.answered)} answered, {traffic.lost} lost, {traffic.early} early, {again} came again"
@@ -204,10 +206,14 @@ async def stop(tasks: list[asyncio.Task[None]]) -> None:
 
 async def create_cluster(store: str, environment: dict[str, str]) -> None:
     process = await asyncio.create_subprocess_exec(
-        BIN / "postdate-broker", "cluster", "create", store, env=environment
-    )
-    if await process.wait():
-        sys.exit("demo: the store will not do")
+        BIN / "postdate-broker", "cluster", "create", store, env=environment,
+        process_group=0,  # Ctrl-C is for us, and one of the two says so
+    )  # fmt: skip
+    try:
+        if await process.wait():
+            sys.exit("demo: the store will not do")
+    finally:
+        await end(process)
 
 
 @contextlib.asynccontextmanager
@@ -264,4 +270,9 @@ def free_ports(count: int) -> list[int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--s3", action="store_true", help="a store that speaks S3; needs versitygw in PATH")
-    sys.exit(asyncio.run(main(s3=parser.parse_args().s3)))
+    options = parser.parse_args()
+    try:
+        sys.exit(asyncio.run(main(s3=options.s3)))
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,15 @@ def test_a_replay_that_failed_ends_the_demo(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "log").write_text("no date\n")
     assert demo.replay(tmp_path / "log", 1000) == 1
     assert calls == [("here", "bench", "replay", tmp_path / "log", "--speed", "1000", "--keep")]
+
+
+def test_ctrl_c_ends_the_demo_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "replay", interrupt)
+    monkeypatch.setattr(sys, "argv", ["demo", "--speed", "1", "log"])
+    assert demo.main() == 130
+    assert capsys.readouterr().err == "demo: interrupted\n"
