@@ -73,7 +73,8 @@ others=$!
 # A process in the background does not hear of Ctrl-C, and no other setup may find it at work.
 trap '{ kill "$others" && wait "$others"; } 2> /dev/null || true' EXIT
 trap 'exit 1' INT TERM
-"$@" --require-hashes --no-deps --no-binary pyspark --use-pep517 --no-build-isolation --requirement build/requirements-pyspark.txt
+# pip announces here what it will do otherwise one day, which is nothing to a reader; errors and warnings are shown.
+PYTHONWARNINGS=ignore:DEPRECATION "$@" --require-hashes --no-deps --no-binary pyspark --use-pep517 --no-build-isolation --requirement build/requirements-pyspark.txt
 wait "$others"
 trap - EXIT INT TERM
 "$@" --no-deps --no-build-isolation --no-index --editable .
