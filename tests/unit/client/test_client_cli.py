@@ -152,6 +152,13 @@ async def test_consume_waits_for_as_many_as_it_was_asked_for(
     assert (seen.code, seen.out.endswith(" 7:0 late\n")) == (0, True)
 
 
+async def test_results_are_not_written_where_progress_is_shown(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("produce", "t", "--payload", "x")
+    seen = await postdate("consume", "t", "s", "--count", "1", "-o", "jsonl", "--progress")
+    assert [row["payload"] for row in seen.lines] == ["x"]
+    assert "received" in seen.err
+
+
 async def test_stats(broker: FakeBroker, postdate: Run) -> None:
     await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z")
     await postdate("consume", "t", "s", "--idle", "0")

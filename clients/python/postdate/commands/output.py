@@ -265,6 +265,8 @@ def progress_bar(settings: Settings) -> Progress:
         TimeRemainingColumn(),
         console=console,
         disable=not wanted,
+        # Or results would go to the terminal of the bar and not to the file or pipe that they are for.
+        redirect_stdout=sys.stdout.isatty(),
         transient=not settings.progress,
     )
 
