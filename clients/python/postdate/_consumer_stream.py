@@ -42,16 +42,18 @@ class Outages:
     def __init__(self, whose: str, on_connection: Callable[[PostdateError | None], object] | None) -> None:
         self._whose = whose
         self._on_connection = on_connection
+        self._was_up = False
         self._since: float | None = None  # monotonic; None: nobody was told of one
 
     def begin(self, error: PostdateError) -> None:
         """The connection broke, or another attempt failed."""
-        if self._since is None:
+        if self._was_up and self._since is None:
             self._since = monotonic()
             self._tell(error, f"{error.message}; trying again")
 
     def end(self) -> None:
         """There is a connection."""
+        self._was_up = True
         if self._since is not None:
             away_s = monotonic() - self._since
             self._since = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from postdate import Unavailable
+from postdate import Unavailable, cli
 from postdate.commands import output
 from postdate.commands.settings import describe
 from postdate.commands.values import parse_duration, parse_rate, parse_time, show_duration
@@ -150,6 +151,31 @@ async def test_consume_waits_for_as_many_as_it_was_asked_for(
     assert (await postdate("consume", "t", "s")).out == ""
     seen = await postdate("consume", "t", "s", "--count", "1")
     assert (seen.code, seen.out.endswith(" 7:0 late\n")) == (0, True)
+
+
+@pytest.mark.parametrize("bar", ["--progress", "--no-progress"])
+async def test_consume_says_that_the_connection_broke_and_is_there_again(
+    broker: FakeBroker, postdate: Run, bar: str
+) -> None:
+    await postdate("produce", "t", "--payload", "x", "--delay", "200ms")
+    consuming = asyncio.create_task(postdate("consume", "t", "s", "--count", "1", "-o", "jsonl", bar))
+    await broker.wait(lambda: bool(broker.streams))
+    broker.cut()
+    seen = await consuming
+    assert (seen.code, [row["payload"] for row in seen.lines]) == (0, ["x"])
+    told = [line[line.index("postdate: ") :] for line in seen.err.splitlines() if "postdate: " in line]
+    assert told == ["postdate: the connection broke: cut; trying again", "postdate: connected again"]
+
+
+async def test_tail_says_that_the_connection_broke(broker: FakeBroker, postdate: Run) -> None:
+    broker.topic("t")
+    tailing = asyncio.create_task(postdate("tail", "t", "--count", "1", "-o", "jsonl"))
+    await broker.wait(lambda: bool(broker.streams))
+    broker.cut()
+    await broker.wait(lambda: len(broker.opens) == 2)
+    await asyncio.to_thread(cli.run, ["produce", "t", "--payload", "x"])
+    seen = await tailing
+    assert "postdate: the connection broke: cut; trying again\npostdate: connected again\n" in seen.err
 
 
 async def test_results_are_not_written_where_progress_is_shown(broker: FakeBroker, postdate: Run) -> None:

@@ -313,6 +313,14 @@ async def test_each_break_and_its_end_are_a_warning_and_a_call(
     assert caplog.messages.count("on_connection failed") == 4
 
 
+async def test_what_was_never_connected_does_not_break(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[postdate.PostdateError | None] = []
+    async with postdate.connect("127.0.0.1:1", retry_for=timedelta(milliseconds=50)) as client:
+        with pytest.raises(postdate.Unavailable):
+            await client.subscribe("t", "s", on_connection=told.append).open()
+    assert (told, [text for text in caplog.messages if "subscription s" in text]) == ([], [])
+
+
 async def test_unconfirmed_ack_is_sent_again(broker: FakeBroker, client: postdate.Client) -> None:
     await fill(client, 2)
     async with client.subscribe("t", "s") as subscription:

@@ -21,6 +21,7 @@ from postdate.commands.settings import (
     Command,
     CommandFailed,
     Settings,
+    describe,
     run,
 )
 from postdate.commands.values import DURATION, local
@@ -85,6 +86,7 @@ async def _consume(
             initial_position=postdate.InitialPosition[options["start"].upper()] if options["start"] else None,
             lease=options["lease"],
             limit=count,
+            on_connection=tell_of_connection,
         )
         async with consumer:
 
@@ -121,6 +123,13 @@ async def _print_all(
                     consumer.ack_nowait(message)
     printer.end()
     return taken
+
+
+def tell_of_connection(error: postdate.PostdateError | None) -> None:
+    """Say that the connection broke, or that there is one again: a consumer tries for as long as it is open."""
+    text = "connected again" if error is None else f"{plain(describe(error))}; trying again"
+    # Not `click.echo`, which writes into a progress bar instead of above it.
+    print(f"postdate: {text}", file=sys.stderr)
 
 
 class Printer:

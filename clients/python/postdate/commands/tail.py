@@ -20,7 +20,7 @@ from rich.text import Text
 
 import postdate
 from postdate.commands.completion import TOPIC
-from postdate.commands.consume import Printer, message_line
+from postdate.commands.consume import Printer, message_line, tell_of_connection
 from postdate.commands.output import plain, show
 from postdate.commands.settings import Command, Settings, describe, run
 from postdate.commands.values import counted, local, local_time_ms, local_zone, show_duration
@@ -60,7 +60,7 @@ async def _tail(settings: Settings, topic: str, count: int | None, *, produced: 
     printer = Printer(settings.output, _stored_line if produced else message_line)
     async with settings.client() as client, _subscription(client, topic, produced=produced) as name:
         since = (await client.server_info()).broker_time
-        async with client.subscribe(topic, name) as consumer:
+        async with client.subscribe(topic, name, on_connection=tell_of_connection) as consumer:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, consumer.stop)
