@@ -133,6 +133,8 @@ class Link:
                 self._peer.failed(error)
                 return
             _log.debug("subscription disconnected", extra={"cause": error.message, "pause_s": pause_s})
+            if not self._opened_once:
+                self._rpc.tell_absence(error)
             self._peer.disconnected(Disconnected(f"the connection broke: {error.message}"))
             await asyncio.sleep(pause_s)
 

@@ -254,6 +254,8 @@ class Pipeline:
             # Those left have a last attempt each when their time is up, though no two sooner than this after another.
             left_s = max(_ATTEMPT_S, min((batch.deadline for batch in self._queue), default=math.inf) - now)
             pause_s = self._backoff.next_within(left_s, error.retry_after) or hopeless_s
+            if self._queue:
+                self._rpc.tell_absence(error)
         elif isinstance(error, Unauthenticated) and self._was_answered and self._rpc.credentials.can_renew:
             # The token has run out on an open stream: the broker has answered what it took, and took no more.
             self._was_answered = False

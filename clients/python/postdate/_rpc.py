@@ -143,6 +143,7 @@ class Rpc:
         self._count_at = 0.0  # by the loop's clock: when that may be asked again
         self._is_count_late = False  # a stream has waited for it in vain
         self._was_answered = False
+        self._may_tell_absence = True  # until somebody was there, or it was told
         connection = Connection(self._addresses[0], self.credentials)
         self.front: Owner = Owner(self, Routes(self._addresses, self._ask), connection)
         self._owners: dict[int, Owner] = {}
@@ -197,7 +198,17 @@ class Rpc:
             if isinstance(error, DeadlineExceeded):
                 raise Unavailable(f"no answer from {connection.address}", code="UNAVAILABLE") from rpc_error
             raise error from rpc_error
+        self._may_tell_absence = False
         return response
+
+    def tell_absence(self, error: PostdateError | None = None) -> None:
+        """Warn once of a broker that was not there at the first attempt, or its callers wait without a word."""
+        is_refusal = error is not None and (error.reason or not isinstance(error, Unavailable))
+        if not self._may_tell_absence or self._was_answered or self._closed or is_refusal:
+            return
+        self._may_tell_absence = False
+        why = f" ({error.message.rpartition(': ')[2]})" if error is not None else ""
+        _log.warning("no connection to %s%s; trying for %g s", self.address, why, self.retry_for_s)
 
     def keep(self, task: asyncio.Future[Any]) -> None:
         """Keep a task of this client until it is done; what it raises is for those who wait for it."""
@@ -393,6 +404,7 @@ class Rpc:
             pause_s = backoff.next_within(give_up_at - loop.time(), error.retry_after)
             if not isinstance(error, Unavailable) or pause_s is None:
                 raise error from cause
+            self.tell_absence(error)
             await asyncio.sleep(pause_s)
 
     async def _connected(self, connection: Connection, give_up_at: float) -> None:
@@ -405,6 +417,8 @@ class Rpc:
         while (state := channel.get_state(try_to_connect=True)) is not ready:
             if state is failing:
                 await self._check_trust(connection)
+                if self.retry_for_s:
+                    self.tell_absence()
             # An attempt under way is awaited; gRPC ends it in time.
             until = give_up_at if state is failing else max(give_up_at, loop.time() + CONNECT_S)
             try:

@@ -11,6 +11,7 @@ import pytest
 
 import postdate
 from postdate._backoff import Backoff
+from tests.unit.client.fake_server import FakeBroker
 
 NOBODY = "127.0.0.1:1"
 FOR_S = 0.8
@@ -50,6 +51,42 @@ async def test_nothing_gives_up_before_its_time():
     cases = [(name, seed) for name in USES for seed in (1, 2, 3)]
     waits = await asyncio.gather(*(seconds_until_given_up(USES[name], seed) for name, seed in cases))
     assert not {case: seconds for case, seconds in zip(cases, waits, strict=True) if seconds < FOR_S}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_a_broker_that_is_not_there_is_told_of_once(
+    use: Callable[[postdate.Client], Awaitable[object]], caplog: pytest.LogCaptureFixture
+):
+    async with postdate.connect(NOBODY, retry_for=timedelta(seconds=0.2), rng=random.Random(1)) as client:
+        for _ in range(2):
+            with pytest.raises(postdate.Unavailable):
+                await use(client)
+    why = "" if use is USES["change"] else " (Connection refused)"
+    assert caplog.messages == [f"no connection to {NOBODY}{why}; trying for 0.2 s"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_what_is_not_tried_again_is_not_told_of(
+    use: Callable[[postdate.Client], Awaitable[object]], caplog: pytest.LogCaptureFixture
+):
+    async with postdate.connect(NOBODY, retry_for=timedelta(0), rng=random.Random(1)) as client:
+        with pytest.raises(postdate.Unavailable):
+            await use(client)
+    assert caplog.messages == []
+
+
+async def test_a_broker_that_was_there_is_not_told_of_as_absent(
+    broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture
+):
+    async with client.producer("t") as producer:
+        await producer.send(b"x")
+        await broker.stop()
+        sending = asyncio.ensure_future(producer.send(b"y"))
+        await asyncio.sleep(0)
+        await broker.start(broker.port)
+        await sending
+    assert caplog.messages == []
 
 
 class Patient(random.Random):
