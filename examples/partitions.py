@@ -35,4 +35,9 @@ async def main(topic: str, name: str, partitions: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    if len(sys.argv) != 4:
+        sys.exit("usage: partitions.py TOPIC SUBSCRIPTION PARTITIONS")
+    try:
+        asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    except postdate.Unavailable as error:
+        sys.exit(f"no broker: {error}")

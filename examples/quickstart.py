@@ -5,6 +5,7 @@ python examples/quickstart.py            # a broker on 127.0.0.1:7650: make run
 
 import asyncio
 import os
+import sys
 from datetime import UTC, datetime, timedelta
 
 import postdate
@@ -29,4 +30,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except postdate.Unavailable as error:
+        sys.exit(f"no broker: {error}")

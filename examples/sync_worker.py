@@ -3,7 +3,6 @@
 python examples/sync_worker.py orders billing
 """
 
-import contextlib
 import os
 import sys
 import time
@@ -29,5 +28,11 @@ def main(topic: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # by then the handlers have finished
-        main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: sync_worker.py TOPIC SUBSCRIPTION")
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        pass  # by then the handlers have finished
+    except postdate.sync.Unavailable as error:
+        sys.exit(f"no broker: {error}")

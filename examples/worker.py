@@ -4,7 +4,6 @@ python examples/worker.py orders billing
 """
 
 import asyncio
-import contextlib
 import os
 import sys
 from datetime import timedelta
@@ -37,5 +36,11 @@ async def main(topic: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # by then the handlers have finished
-        asyncio.run(main(*sys.argv[1:3]))
+    if len(sys.argv) != 3:
+        sys.exit("usage: worker.py TOPIC SUBSCRIPTION")
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        pass  # by then the handlers have finished
+    except postdate.Unavailable as error:
+        sys.exit(f"no broker: {error}")

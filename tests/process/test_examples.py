@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
+import runpy
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import postdate.sync
 import postdate.testing
 from tests.depth import deep_but
 from tests.process.fork_server import ForkServer
@@ -100,6 +103,38 @@ async def test_worker_of_partitions_takes_batches_of_all_and_ends_when_nothing_c
         for stats in await client.stats(*topics):
             (billing,) = stats.subscriptions
             assert (billing.ready_messages, billing.leased_messages) == (0, 0)
+
+
+ARGUMENTS = {
+    "quickstart.py": (),
+    "worker.py": ("orders", "billing"),
+    "sync_worker.py": ("orders", "billing"),
+    "partitions.py": ("payments", "billing", "3"),
+}
+
+
+def end_of(example: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run an example where there is no broker; return what it ends with."""
+    for module in (postdate, postdate.sync):
+        monkeypatch.setattr(module, "connect", functools.partial(module.connect, retry_for=timedelta(0)))
+    monkeypatch.setenv("POSTDATE_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(sys, "argv", [example, *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    return end.value.code
+
+
+@pytest.mark.parametrize("example", ARGUMENTS)
+def test_an_example_without_a_broker_ends_with_a_line(example: str, monkeypatch: pytest.MonkeyPatch):
+    line = str(end_of(example, *ARGUMENTS[example], monkeypatch=monkeypatch))
+    assert line.startswith("no broker: ")
+    assert "127.0.0.1:1" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("example", [name for name, arguments in ARGUMENTS.items() if arguments])
+def test_an_example_without_its_arguments_says_which(example: str, monkeypatch: pytest.MonkeyPatch):
+    assert str(end_of(example, monkeypatch=monkeypatch)).startswith(f"usage: {example} TOPIC SUBSCRIPTION")
 
 
 async def test_example_of_tests_passes(fork_server: ForkServer):
