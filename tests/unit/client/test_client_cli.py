@@ -105,6 +105,31 @@ async def test_produce_lines_of_a_file_and_of_stdin(
     ]
 
 
+class Typed(io.TextIOWrapper):
+    """A terminal's stdin."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("source", [(), ("--file", "-")])
+async def test_no_bar_is_drawn_over_what_is_typed(
+    broker: FakeBroker,
+    postdate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: tuple[str, ...],
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if stderr were a terminal
+    assert "sent" in (await postdate("produce", "t", "--file", str(path))).err
+    with path.open("rb") as raw:
+        monkeypatch.setattr(sys, "stdin", Typed(raw))
+        done = await postdate("produce", "t", *source)
+    assert (done.code, done.err) == (0, "reading lines from the terminal; end with Ctrl-D\n")
+
+
 @pytest.mark.parametrize("output", ["table", "json", "jsonl"])
 async def test_produce_of_nothing_says_so(
     broker: FakeBroker, postdate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
@@ -84,6 +85,10 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
         deliver_at=options["at"],
         ttl=options["ttl"],
     )
+    if options["payload"] is None and options["path"] in {None, "-"} and sys.stdin.isatty():
+        click.echo("reading lines from the terminal; end with Ctrl-D", err=True)
+        if settings.progress is None:  # a bar would be drawn over what is typed
+            settings = replace(settings, progress=False)
     source, total = _source(options["payload"], options["path"], options["whole"], options["count"] or 1)
     sent = _Sent(settings, template, replace=options["replace"])
     run(_send(settings, topic, source, total, sent))
@@ -211,8 +216,6 @@ def _source(
 ) -> tuple[Iterator[list[bytes]], int | None]:
     if payload is not None:
         return _repeated(payload.encode(), count), count
-    if path is None and sys.stdin.isatty():
-        click.echo("reading lines from the terminal; end with Ctrl-D", err=True)
     try:
         file = sys.stdin.buffer if path in {None, "-"} else open(str(path), "rb")  # noqa: SIM115
     except OSError as error:
