@@ -373,6 +373,27 @@ def test_cells_of_a_table() -> None:
     ]
 
 
+async def test_who_gives_the_http_port_is_told_of_the_other(postdate: Run) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = await postdate("--address", f"127.0.0.1:{port}", "--retry-for", "0", "info")
+    assert (told.code, told.err) == (
+        4,
+        "postdate: the broker cannot be reached: an HTTP server listens at this address; "
+        "give the gRPC port, which is 7650 by default\n",
+    )
+
+
+def test_who_gives_the_default_http_port_is_told_of_the_other_at_a_change_too() -> None:
+    told = describe(Unavailable("no connection to 127.0.0.1:7680", code="UNAVAILABLE"))
+    assert told.endswith("; 7680 is the HTTP port by default, give the gRPC port, which is 7650 by default")
+
+
 @pytest.mark.parametrize(
     ("message", "is_told"),
     [

@@ -26,6 +26,8 @@ EXIT_PARTLY = 5
 EXIT_CHECK_FAILED = 6
 EXIT_INTERRUPTED = 130
 
+_GRPC_PORT = "give the gRPC port, which is 7650 by default"
+
 ResultT = TypeVar("ResultT")
 
 
@@ -163,6 +165,10 @@ def describe(error: postdate.PostdateError) -> str:
         text = f"the broker cannot be reached: {text}"
         if "Socket closed" in text:  # how a port refuses who does not speak TLS, or has no certificate
             text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
+        elif "http1.x server" in text:  # gRPC's words, behind others of frames and settings
+            text = f"the broker cannot be reached: an HTTP server listens at this address; {_GRPC_PORT}"
+        elif text.endswith(":7680"):
+            text += f"; 7680 is the HTTP port by default, {_GRPC_PORT}"
         elif postdate.DEFAULT_ADDRESS in text:  # where a broker listens that was just installed
             text += "; postdate-broker serve starts one here, --address or a context names another"
     if isinstance(error, postdate.TlsFailed):
