@@ -132,4 +132,26 @@ async def test_files_are_kept_by_name_and_not_lent_to_another_broker(
 
 async def test_a_file_that_cannot_be_read_is_named(postdate: Run) -> None:
     told = await postdate("--token-file", "nowhere", "info")
-    assert (told.code, told.err) == (1, "postdate: No such file or directory: nowhere\n")
+    assert (told.code, told.err) == (1, "postdate: --token-file: the file nowhere does not exist\n")
+
+
+@pytest.mark.parametrize("option", ["--tls-ca", "--tls-cert", "--tls-key", "--token-file"])
+async def test_a_file_of_a_context_that_is_not_there_is_named_with_the_context(
+    postdate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    gone, there = tmp_path / "gone", tmp_path / "there"
+    there.touch()
+    other = {"--tls-cert": "--tls-key", "--tls-key": "--tls-cert"}.get(option, "--tls-ca")
+    files = {other: str(there), option: str(gone)}
+    name = option.removeprefix("--").replace("-", "_")
+    given = ("--tls", *(each for pair in files.items() for each in pair))
+    added = await postdate("context", "add", "prod", "--address", NOWHERE, *given)
+    assert (added.code, added.err) == (0, f"postdate: warning: {name}: the file {gone} does not exist\n")
+    told = await postdate("--context", "prod", "info")
+    assert (told.code, told.err) == (
+        1,
+        f"postdate: {name} of context prod: the file {gone} does not exist\n",
+    )
+    monkeypatch.setenv(f"POSTDATE_{name.upper()}", "lost")
+    told = await postdate("--address", NOWHERE, "info")
+    assert told.err == f"postdate: POSTDATE_{name.upper()}: the file lost does not exist\n"

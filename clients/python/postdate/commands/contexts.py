@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import click
 
 from postdate.commands.config_file import CONNECTION, Contexts
-from postdate.commands.output import emit_one, emit_rows
-from postdate.commands.settings import EXIT_FAILED, CommandFailed, CommandGroup, Settings, complete_context
+from postdate.commands.output import emit_one, emit_rows, plain
+from postdate.commands.settings import (
+    EXIT_FAILED,
+    CommandFailed,
+    CommandGroup,
+    Settings,
+    complete_context,
+    missing,
+)
 from postdate.credentials import split_addresses
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -49,6 +57,8 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
         if CONNECTION[key] == "file":
             # Relative paths would mean another file in another folder.
             values[key] = str(Path(value).expanduser().absolute())
+            if not os.access(values[key], os.R_OK):
+                click.echo(f"postdate: warning: {key}: {plain(missing(values[key]))}", err=True)
     contexts.by_name[name] = values
     if use:
         contexts.current = name

@@ -43,6 +43,8 @@ class Settings:
     given: dict[str, str] = field(default_factory=dict)
     """Return those of these that were given, and where: by an `option` or in the `environment`."""
     uses_contexts: bool = True
+    of_context: dict[str, str] = field(default_factory=dict)
+    """Settings whose value a context gave, and the name of it."""
 
     tls: bool = False
     tls_ca: str | None = None
@@ -86,6 +88,7 @@ class Settings:
                 source = self.given.get(key)
                 if source is None or (source == "environment" and is_named):
                     setattr(self, key, value)
+                    self.of_context[key] = name
         return name
 
     def credentials(self) -> Credentials:
@@ -106,18 +109,39 @@ class Settings:
         if not self.tls and all(each is None for each in files):
             return None
         return postdate.Tls(
-            ca_file=self.tls_ca,
-            cert_file=self.tls_cert,
-            key_file=self.tls_key,
+            ca_file=self._file("tls_ca"),
+            cert_file=self._file("tls_cert"),
+            key_file=self._file("tls_key"),
             server_name=self.tls_server_name,
         )
 
     def token(self) -> Token | None:
         """The token of the file, read anew for each call; or of the environment. Never of the command line, which
         every user of the machine can read."""
-        if self.token_file is not None:
-            return Path(self.token_file).read_text
+        if (token_file := self._file("token_file")) is not None:
+            return Path(token_file).read_text
         return os.environ.get("POSTDATE_TOKEN") or None
+
+    def _file(self, name: str) -> str | None:
+        """The path of a file that can be read. Raises CommandFailed, which says who named another one.
+
+        It is not opened: what comes from a pipe, as in --token-file <(...), can be read but once.
+        """
+        path: str | None = getattr(self, name)
+        if path is None or os.access(path, os.R_OK):
+            return path
+        if name in self.of_context:
+            where = f"{name} of context {self.of_context[name]}"
+        elif self.given.get(name) == "environment":
+            where = f"POSTDATE_{name.upper()}"
+        else:
+            where = "--" + name.replace("_", "-")
+        raise CommandFailed(f"{where}: {missing(path)}")
+
+
+def missing(path: str) -> str:
+    """Say why a file cannot be read."""
+    return f"the file {path} " + ("cannot be read" if os.path.lexists(path) else "does not exist")
 
 
 def _in_options(text: str) -> str:
