@@ -286,6 +286,15 @@ async def test_the_examples_of_the_manual_run(client: postdate.Client):
     assert [each.schedule.name async for each in client.recurring.list("reports")] == ["daily"]
 
 
+async def test_a_backfill_of_nothing_is_one_line(client: postdate.Client, run: Run):
+    schedule = postdate.RecurringSchedule(name="yearly", cron="0 0 1 1 *", payload=b"x")
+    await client.recurring.put("t", schedule)
+    span = ("--from", "2026-02-01T00:00:00Z", "--until", "2026-02-02T00:00:00Z")
+    assert await run("recurring", "backfill", "t", "yearly", *span) == (0, "0 occurrences\n", "")
+    code, out, _ = await run("recurring", "backfill", "t", "yearly", *span, "-o", "json")
+    assert (code, json.loads(out)) == (0, [])
+
+
 async def test_the_command_puts_shows_and_moves_schedules(client: postdate.Client, run: Run, tmp_path: Path):
     code, out, _ = await run(
         *("recurring", "put", "t", "daily", "--cron", "0 9 * * *", "--time-zone", "Europe/Berlin"),

@@ -53,6 +53,17 @@ def test_a_table_of_nothing_is_its_heading(
     assert capsys.readouterr().out.splitlines()[1] == "┃ name ┃"
 
 
+@pytest.mark.parametrize("width", ["20", "160"])
+def test_a_title_is_not_folded_to_the_width_of_its_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    title = "12 occurrences, [times] in Europe/Berlin :smile:"
+    emit_rows(TABLE, [{"n": 1}], ["n"], title)
+    emit_rows(TABLE, [{"n": "x" * 30, "m": "y" * 30}], ["n", "m"], title)
+    assert capsys.readouterr().out.splitlines().count(title) == 2
+
+
 def test_rich_is_given_the_frame_of_a_table_and_not_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     # It takes half a millisecond a row, and there may be a million.
     given: list[int] = []

@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -83,7 +82,10 @@ def emit_rows(
     elif settings.output == "jsonl":
         emit_lines(rows)
     else:
-        table = Table(title=escape(plain(title)) or None, title_justify="left")
+        console = _console()
+        if title:  # a title of Rich's own is folded to the width of its table
+            console.print(Text(plain(title), style="italic"), soft_wrap=True)
+        table = Table()
         shown = [[show(row.get(column)) for row in rows] for column in columns]
         for column, cells in zip(columns, shown, strict=True):
             numeric = any(
@@ -98,7 +100,6 @@ def emit_rows(
                 no_wrap=column in whole,
                 min_width=max(map(_width, [heading, *cells])),
             )
-        console = _console()
         boundless = console.options.update(width=100_000)
         if Measurement.get(console, boundless, table).maximum <= console.width:
             _print_lines(console, table, shown)
@@ -108,7 +109,7 @@ def emit_rows(
         for texts in zip(*shown, strict=True):
             table.add_row(*map(Text, texts))
         if rows and Measurement.get(console, boundless, table).minimum > console.width:
-            _print_blocks(console, rows, columns, title)
+            _print_blocks(console, rows, columns)
         else:
             console.print(table)
 
@@ -185,10 +186,8 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def _print_blocks(console: Console, rows: Sequence[Record], columns: Sequence[str], title: str) -> None:
+def _print_blocks(console: Console, rows: Sequence[Record], columns: Sequence[str]) -> None:
     """Print, where words of a table would be broken over lines, a block of lines for each row."""
-    if title:
-        console.print(escape(plain(title)), style="italic")
     for row in rows:
         console.print(_facts({column: row.get(column) for column in columns}))
         console.print()

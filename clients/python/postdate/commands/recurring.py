@@ -259,6 +259,9 @@ def backfill(
     async def work() -> None:
         async with settings.client() as client:
             times = await client.recurring.backfill(topic, name, start, end, dry_run=dry_run)
+        if settings.output == "table" and not times:
+            click.echo("0 occurrences")
+            return
         rows = [{"time": each.isoformat()} for each in times]
         if settings.output == "table":
             rows = [{"time": local_time(each)} for each in times]
