@@ -169,6 +169,21 @@ async def test_consume_that_falls_short_says_so(broker: FakeBroker, postdate: Ru
     assert (short.code, short.json, short.err) == (5, [], "postdate: 0 of 2 messages came\n")
 
 
+async def test_consume_of_nothing_says_so_to_people(
+    broker: FakeBroker, client: Client, postdate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = ("consume", "t", "s", "--idle", "20ms")
+    seen = await postdate(*nothing)
+    assert (seen.code, seen.out, seen.err) == (0, "", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    seen = await postdate(*nothing, "--no-progress")
+    assert (seen.code, seen.out) == (0, "")
+    assert seen.err == "no message came within 20ms; --follow waits for messages\n"
+    await send(client, b"x")
+    seen = await postdate("consume", "t", "s", "--idle", "1s", "--no-progress")
+    assert (seen.code, seen.out.count("\n"), seen.err) == (0, 1, "")
+
+
 async def test_consume_waits_for_as_many_as_it_was_asked_for(
     broker: FakeBroker, postdate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

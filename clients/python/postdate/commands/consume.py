@@ -24,7 +24,7 @@ from postdate.commands.settings import (
     describe,
     run,
 )
-from postdate.commands.values import DURATION, local
+from postdate.commands.values import DURATION, local, show_duration
 
 _AT_ONCE = 1000
 _IDLE = timedelta(seconds=2)
@@ -62,21 +62,24 @@ def consume(settings: Settings, /, topic: str, subscription: str, **options: Any
     With --count, the command waits for that number of messages. Without --count and --follow, it ends when no message
     has arrived for the time of --idle.
     """
-    taken, interrupted = run(_consume(settings, topic, subscription, options))
     count = options["count"]
+    idle: timedelta | None = None if options["follow"] else options["idle"]
+    if idle is None and count is None and not options["follow"]:
+        idle = _IDLE
+    taken, interrupted = run(_consume(settings, topic, subscription, options, idle))
     if interrupted and not options["follow"]:
         raise CommandFailed(f"interrupted after {taken} messages", EXIT_INTERRUPTED)
     if count is not None and taken < count and not interrupted:
         raise CommandFailed(f"{taken} of {count} messages came", EXIT_PARTLY)
+    # For people: a script sees that there is no output, and cron mails what is on stderr.
+    if idle is not None and not taken and not interrupted and sys.stderr.isatty():
+        click.echo(f"no message came within {show_duration(idle)}; --follow waits for messages", err=True)
 
 
 async def _consume(
-    settings: Settings, topic: str, subscription: str, options: dict[str, Any]
+    settings: Settings, topic: str, subscription: str, options: dict[str, Any], idle: timedelta | None
 ) -> tuple[int, bool]:
     count: int | None = options["count"]
-    idle: timedelta | None = None if options["follow"] else options["idle"]
-    if idle is None and count is None and not options["follow"]:
-        idle = _IDLE
     interrupted = False
     async with settings.client() as client:
         consumer = client.subscribe(
