@@ -480,6 +480,34 @@ def test_lines_of_a_crontab():
     assert system.payload == b"cd / && run-parts /etc/cron.daily"
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nope", "this is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("{}", "this is no dump of django_celery_beat: it is not a list"),
+        (
+            json.dumps([*DUMP, {"model": "x", "pk": 1}]),
+            f"this is no dump of django_celery_beat: entry {len(DUMP) + 1} is no object with model, pk and fields",
+        ),
+        (
+            '[{"model": "django_celery_beat.PeriodicTask", "pk": 4, "fields": {"task": "t", "crontab": 7}}]',
+            "this is no dump of django_celery_beat: django_celery_beat.periodictask 4: "
+            "there is no django_celery_beat.crontabschedule 7",
+        ),
+        (
+            '[{"model": "django_celery_beat.periodictask", "pk": 4, "fields": {}}]',
+            "this is no dump of django_celery_beat: django_celery_beat.periodictask 4: there is no task",
+        ),
+    ],
+)
+async def test_what_is_no_dump_of_celery_is_named_with_its_place(
+    run: Run, tmp_path: Path, text: str, says: str
+):
+    path = tmp_path / "beat.json"
+    path.write_text(text)
+    assert await run("import", "celery-beat", "t", str(path)) == (1, "", f"postdate: {path}: {says}\n")
+
+
 def test_periodic_tasks_of_celery():
     cron, interval = celery_schedules(DUMP, "UTC")
     assert (cron.cron, cron.time_zone, cron.paused) == ("0 3 * * mon,fri", "Europe/Berlin", False)

@@ -128,37 +128,67 @@ def celery_beat(settings: Settings, topic: str, source: TextIO, time_zone: str, 
     """
     try:
         dump = json.load(source)
+    except ValueError as error:  # of JSON, and of UTF-8
+        raise CommandFailed(f"{source.name}: this is no JSON: {error}", EXIT_FAILED) from error
+    try:
         schedules = list(celery_schedules(dump, time_zone))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CommandFailed(
-            f"The file is not a dump of django_celery_beat: {error!r}", EXIT_FAILED
-        ) from error
+    except ValueError as error:
+        text = f"{source.name}: this is no dump of django_celery_beat: {error}"
+        raise CommandFailed(text, EXIT_FAILED) from error
     put_all(settings, topic, schedules, dry_run=dry_run)
 
 
-def celery_schedules(dump: list[dict[str, Any]], zone: str) -> Iterator[postdate.RecurringSchedule]:
-    """Return the schedules of a dump of django-celery-beat."""
-    rows = {(row["model"].lower(), row["pk"]): row["fields"] for row in dump}
-    for (model, _), task in rows.items():
-        if model != "django_celery_beat.periodictask" or task["task"] == "celery.backend_cleanup":
-            continue
-        when = _when(task, rows, zone)
-        if isinstance(when, str):
-            click.echo(f"{task['name']}: {when} is left out", err=True)
-            continue
-        if dropped := [name for name in _DROPPED if task.get(name) not in _EMPTY]:
-            click.echo(f"{task['name']}: put without {', '.join(dropped)}", err=True)
-        content = {
-            "task": task["task"],
-            "args": json.loads(task.get("args") or "[]"),
-            "kwargs": json.loads(task.get("kwargs") or "{}"),
-        }
-        yield postdate.RecurringSchedule(
-            name=_name(task["name"], None),
-            paused=not task.get("enabled", True),
-            payload=json.dumps(content).encode(),
-            **when,
-        )
+def celery_schedules(dump: Any, zone: str) -> Iterator[postdate.RecurringSchedule]:
+    """Return the schedules of a dump of django-celery-beat. Raises ValueError, which names the entry that is wrong."""
+    if not isinstance(dump, list):
+        raise ValueError("it is not a list")
+    rows = {}
+    for number, row in enumerate(dump, 1):
+        try:
+            rows[row["model"].lower(), row["pk"]] = row["fields"]
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(f"entry {number:,} is no object with model, pk and fields") from None
+    for (model, key), task in rows.items():
+        if model == "django_celery_beat.periodictask":
+            try:
+                schedule = _celery_schedule(task, rows, zone)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{model} {key}: {_wrong(error)}") from error
+            if schedule is not None:
+                yield schedule
+
+
+def _celery_schedule(
+    task: dict[str, Any], rows: dict[tuple[str, Any], dict[str, Any]], zone: str
+) -> postdate.RecurringSchedule | None:
+    """The schedule of a periodic task; None if there is none, which is said."""
+    if task["task"] == "celery.backend_cleanup":
+        return None
+    when = _when(task, rows, zone)
+    if isinstance(when, str):
+        click.echo(f"{task['name']}: {when} is left out", err=True)
+        return None
+    if dropped := [name for name in _DROPPED if task.get(name) not in _EMPTY]:
+        click.echo(f"{task['name']}: put without {', '.join(dropped)}", err=True)
+    content = {
+        "task": task["task"],
+        "args": json.loads(task.get("args") or "[]"),
+        "kwargs": json.loads(task.get("kwargs") or "{}"),
+    }
+    return postdate.RecurringSchedule(
+        name=_name(task["name"], None),
+        paused=not task.get("enabled", True),
+        payload=json.dumps(content).encode(),
+        **when,
+    )
+
+
+def _wrong(error: Exception) -> str:
+    """Say what an entry lacks: a field, or another entry that it refers to."""
+    if not isinstance(error, KeyError):
+        return str(error)
+    what = error.args[0]
+    return f"there is no {' '.join(map(str, what)) if isinstance(what, tuple) else what}"
 
 
 def _when(
