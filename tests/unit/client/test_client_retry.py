@@ -53,6 +53,13 @@ async def test_nothing_gives_up_before_its_time():
     assert not {case: seconds for case, seconds in zip(cases, waits, strict=True) if seconds < FOR_S}
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Lines of the SDK; gRPC has some of its own where a process has several loops."""
+    return [
+        f"{each.levelname} {each.getMessage()}" for each in caplog.records if each.name.startswith("postdate")
+    ]
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_broker_that_is_not_there_is_told_of_once(
     use: Callable[[postdate.Client], Awaitable[object]], caplog: pytest.LogCaptureFixture
@@ -62,8 +69,7 @@ async def test_a_broker_that_is_not_there_is_told_of_once(
             with pytest.raises(postdate.Unavailable):
                 await use(client)
     why = "" if use is USES["change"] else " (Connection refused)"
-    assert caplog.messages == [f"no connection to {NOBODY}{why}; trying for 0.2 s"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert told(caplog) == [f"WARNING no connection to {NOBODY}{why}; trying for 0.2 s"]
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -73,7 +79,7 @@ async def test_what_is_not_tried_again_is_not_told_of(
     async with postdate.connect(NOBODY, retry_for=timedelta(0), rng=random.Random(1)) as client:
         with pytest.raises(postdate.Unavailable):
             await use(client)
-    assert caplog.messages == []
+    assert told(caplog) == []
 
 
 async def test_a_broker_that_was_there_is_not_told_of_as_absent(
@@ -86,7 +92,7 @@ async def test_a_broker_that_was_there_is_not_told_of_as_absent(
         await asyncio.sleep(0)
         await broker.start(broker.port)
         await sending
-    assert caplog.messages == []
+    assert told(caplog) == []
 
 
 class Patient(random.Random):
