@@ -207,7 +207,7 @@ class Rpc:
         if not self._may_tell_absence or self._was_answered or self._closed or is_refusal:
             return
         self._may_tell_absence = False
-        why = f" ({error.message.rpartition(': ')[2]})" if error is not None else ""
+        why = f" ({error.message.rpartition(': ')[2].rstrip(']')})" if error is not None else ""
         _log.warning("no connection to %s%s; trying for %g s", self.address, why, self.retry_for_s)
 
     def keep(self, task: asyncio.Future[Any]) -> None:

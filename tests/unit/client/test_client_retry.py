@@ -11,6 +11,7 @@ import pytest
 
 import postdate
 from postdate._backoff import Backoff
+from postdate._rpc import Rpc
 from tests.unit.client.fake_server import FakeBroker
 
 NOBODY = "127.0.0.1:1"
@@ -85,7 +86,7 @@ async def test_what_is_not_tried_again_is_not_told_of(
 async def test_a_broker_that_was_there_is_not_told_of_as_absent(
     broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture
 ):
-    async with client.producer("t") as producer:
+    async with client.producer("t", producer_name="p") as producer:
         await producer.send(b"x")
         await broker.stop()
         sending = asyncio.ensure_future(producer.send(b"y"))
@@ -93,6 +94,16 @@ async def test_a_broker_that_was_there_is_not_told_of_as_absent(
         await broker.start(broker.port)
         await sending
     assert told(caplog) == []
+
+
+async def test_of_a_name_that_is_not_known_the_cause_alone_is_told(caplog: pytest.LogCaptureFixture):
+    rpc = Rpc(NOBODY, retry_for=timedelta(seconds=30), rng=random.Random(1))
+    text = (
+        "errors resolving nope:1: [field:hostname lookup error:address lookup failed: Domain name not found]"
+    )
+    rpc.tell_absence(postdate.Unavailable(text, code="UNAVAILABLE"))
+    await rpc.close()
+    assert told(caplog) == [f"WARNING no connection to {NOBODY} (Domain name not found); trying for 30 s"]
 
 
 class Patient(random.Random):
