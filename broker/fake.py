@@ -114,10 +114,14 @@ class FakeBroker:
 
     async def settled(self) -> None:
         """Return once nothing is due that could be on its way to a consumer, and is not."""
+        await self._settled_at_ms()
+
+    async def _settled_at_ms(self) -> int:
+        """Wait as `settled` does; when that was so."""
         quiet_looks, before = 0, None
         for topic in list(self._topics()):
             await topic.index.caught_up()
-        while self._is_busy():
+        while self._is_busy(now_ms := self._clock.now_ms()):
             counts = [
                 value
                 for topic in self._topics()
@@ -127,20 +131,23 @@ class FakeBroker:
             ]
             quiet_looks = quiet_looks + 1 if counts == before else 0
             if quiet_looks > _QUIET_LOOKS:
-                return
+                break
             before = counts
             await asyncio.sleep(_LOOK_SECONDS)
+        return now_ms
 
     async def step(self, until_ms: int, step_ms_min: int, kept: Iterable[Kept]) -> bool:
         """Go forward to what comes next, at most to `until_ms`; whether that is reached.
 
         What is kept is held for as long as it takes, and a lease longer.
         """
-        now_ms = self._clock.now_ms()
+        # Since the last look a pace may have let a message go: what it saves up while that is on its way is lost. All
+        # that follows is as of this one moment.
+        now_ms = await self._settled_at_ms()
         left_ms = max(0, until_ms - now_ms)
         self._extend(kept, left_ms)
         stop_ms = min((time_ms for time_ms in self._next_times_ms() if time_ms > now_ms), default=until_ms)
-        paced_ms = min(self._paced_until_ms(), default=until_ms)
+        paced_ms = min(self._paced_until_ms(now_ms), default=until_ms)
         recurs_ms = (
             self._broker.recurring.next_ms
         )  # 0: one is being stored, and names its next time after that
@@ -192,8 +199,8 @@ class FakeBroker:
     def _topics(self) -> Iterable[Topic]:
         return self._broker.registry.topics.values()
 
-    def _is_busy(self) -> bool:
-        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+    def _is_busy(self, now_ms: int) -> bool:
+        now_ns = self._clock.monotonic_ns()
         recurs_ms = self._broker.recurring.next_ms
         if recurs_ms is not None and recurs_ms <= now_ms:
             return True
@@ -211,9 +218,8 @@ class FakeBroker:
                     return True
         return False
 
-    def _paced_until_ms(self) -> Iterable[int]:
+    def _paced_until_ms(self, now_ms: int) -> Iterable[int]:
         """Return when messages go that only a rate holds back."""
-        now_ms = self._clock.now_ms()
         for topic in self._topics():
             for subscription in topic.subscriptions.values():
                 pacing = subscription.pacing

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,37 @@ async def test_as_many_come_as_the_pace_allows(fake, client):
         await client.subscriptions.update("t", "s", max_delivery_rate=0, max_leased_messages=3)
         await fake.advance(NOW)
         assert len(await take(subscription)) == 3
+
+
+async def test_the_broker_knows_of_a_new_consumer_what_it_may_be_sent_before_time_passes(fake, client):
+    await client.topics.create("t")
+    for number in range(20):  # each is a chance
+        async with client.subscribe("t", f"s{number}"):
+            await fake._kept()  # how an advance begins
+            (topic,) = fake._inside._topics()
+            (permits,) = [
+                consumer.permits
+                for subscription in topic.subscriptions.values()
+                for consumer in subscription.consumers
+            ]
+            assert permits
+
+
+async def test_what_a_pace_lets_go_between_two_steps_is_not_passed_over(fake, client, monkeypatch):
+    ask = fake._kept
+
+    async def ask_slowly() -> Any:
+        await asyncio.sleep(0.002)  # longer than what is left of a wait that was rounded to milliseconds
+        return await ask()
+
+    monkeypatch.setattr(fake, "_kept", ask_slowly)
+    await client.topics.create("t")
+    policy = postdate.SubscriptionPolicy(max_delivery_rate=0.01, max_delivery_burst=1, lease=12 * HOUR)
+    await client.subscriptions.create("t", "s", policy=policy)
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, *(b"%d" % number for number in range(100)))
+        await fake.advance(timedelta(seconds=10_000))
+        assert len(await take(subscription)) == 100
 
 
 async def test_no_occurrence_of_a_recurring_schedule_is_missed_on_the_way(fake, client):

@@ -59,10 +59,12 @@ class Inbox:
 
     # -- taking ----------------------------------------------------------------------------------------------
 
-    def begin(self, permits: int) -> None:
-        """Ask for messages, if that was left to how they are taken."""
-        if self._permits.begin(permits):
+    def begin(self, permits: int) -> bool:
+        """Ask for messages, if that was left to how they are taken; whether it was."""
+        is_first = self._permits.begin(permits)
+        if is_first:
             self._stream.wake()
+        return is_first
 
     def __aiter__(self) -> Inbox:
         return self
@@ -158,9 +160,11 @@ class Inbox:
         stream = self._stream
         if not stream.settlements.is_connected:
             return []
-        self.begin(PERMITS)  # what comes due while a test sets its clock forward has to arrive
+        is_first = self.begin(PERMITS)  # what comes due while a test sets its clock forward has to arrive
         await stream.settlements.all_confirmed()
         try:
+            if is_first:
+                await stream.hear()  # it goes before the permits, and the next one behind them
             await stream.hear()
         except PostdateError:
             return []
