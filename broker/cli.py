@@ -14,6 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from broker.cluster.stores import is_store_url
 from broker.config import SETTINGS, SHARDS_MAX, BrokerConfig, load_config
@@ -286,13 +287,20 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(**given: Any) -> Any:
-        from postdate.commands.settings import CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
+        from postdate.commands.settings import EXIT_USAGE, CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
 
-        connection = Settings(**{name: given.pop(name) for name in _CONNECTION}, uses_contexts=False)
+        sources = {name: click.get_current_context().get_parameter_source(name) for name in _CONNECTION}
+        by_variable = {
+            name: "environment" for name in sources if sources[name] is ParameterSource.ENVIRONMENT
+        }
+        values = {name: given.pop(name) for name in _CONNECTION}
+        connection = Settings(**values, given=by_variable, uses_contexts=False)
         try:
             return command(connection=connection, **given)
         except CommandFailed as error:
-            raise click.UsageError(error.message) from error
+            raise (click.UsageError if error.code == EXIT_USAGE else click.ClickException)(
+                error.message
+            ) from error
 
     for name, (metavar, text) in reversed(_CONNECTION.items()):
         click.option(

@@ -146,7 +146,9 @@ class FakeBroker:
         now_ms = await self._settled_at_ms()
         left_ms = max(0, until_ms - now_ms)
         self._extend(kept, left_ms)
-        stop_ms = min((time_ms for time_ms in self._next_times_ms() if time_ms > now_ms), default=until_ms)
+        stop_ms = min(
+            (time_ms for time_ms in self._next_times_ms(now_ms) if time_ms > now_ms), default=until_ms
+        )
         paced_ms = min(self._paced_until_ms(now_ms), default=until_ms)
         recurs_ms = (
             self._broker.recurring.next_ms
@@ -227,9 +229,9 @@ class FakeBroker:
                 if held and _can_deliver(topic, subscription):
                     yield pacing.held_through_ms
 
-    def _next_times_ms(self) -> Iterable[int]:
+    def _next_times_ms(self, now_ms: int) -> Iterable[int]:
         """Return the times at which something may happen by itself."""
-        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         for topic in self._topics():
             yield topic.index.next_due_ms() or now_ms
             for subscription in topic.subscriptions.values():

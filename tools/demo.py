@@ -63,9 +63,7 @@ def replay_speed(wanted: float, span_seconds: float) -> tuple[float, str]:
 
 def postdate(address: str, *arguments: str | Path, output: int | None = None) -> int:
     env = os.environ | {"POSTDATE_ADDRESS": address}
-    command = [BIN / "postdate", *arguments]
-    # In a group of its own, as Ctrl-C is for us: `run` ends it then, and one of the two says so.
-    return subprocess.run(command, env=env, stdout=output, check=False, process_group=0).returncode
+    return subprocess.run([BIN / "postdate", *arguments], env=env, stdout=output, check=False).returncode
 
 
 def first_log() -> Path:

@@ -28,7 +28,8 @@ if [ "$#" -gt 0 ]; then
 fi
 # Half of the test processes begin at tests that wait for most of their time (tests/lanes.py). How many tests there are
 # in all no process knows: each file is read by the one that runs it.
-# A process that crashed is not replaced: the next one would begin with the test that crashed it.
+# A process that crashed ends the run once the others are through with what they hold, as the next process would begin
+# with the test that crashed it.
 shared=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0 -o console_output_style=classic)
 case $depth in
     # What it tells of at its end is to be marked `slow`.
@@ -37,6 +38,10 @@ case $depth in
             tests/unit tests/model
         ;;
     # Much of it is a compiler that works or a worker that waits.
-    packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
+    # A build may load for minutes what it needs.
+    packaging)
+        exec "${pytest[@]}" -o faulthandler_timeout=1800 -n "${TEST_PROCESSES:-3}" --dist loadfile \
+            --max-worker-restart 0 -m packaging tests
+        ;;
     *) exec "${pytest[@]}" -n "${TEST_PROCESSES:-$((2 * $(nproc)))}" "${shared[@]}" -m "not packaging" tests ;;
 esac

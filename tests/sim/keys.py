@@ -32,7 +32,8 @@ def check_key(
     if consumer.life.has_met_fault and not message.due_ms:
         # After a read that failed, what had been taken comes first, wherever it was.
         subscription.last_of_key.pop(key, None)
-    if message.expire_ms and world.wall.reached(message.expire_ms, message.accepted_us):
+    had_expired = message.expire_ms and world.wall.reached(message.expire_ms, message.accepted_us)
+    if had_expired and world.wall.now_ms() < message.expire_ms:
         return  # it was passed over then, and is back as the clock stepped back
     subscription.check_key_order(fact)
 

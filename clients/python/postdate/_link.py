@@ -178,6 +178,7 @@ class Link:
         self._epoch = first.opened.epoch
         self._last_frame_at = self._loop.time()
         self._opened_once = self._was_opened = True
+        self._rpc.heard()
         self._backoff.succeeded()
         self._peer.opened(first.opened)
         silence_s = max(_SILENCE_MIN_S, first.opened.heartbeat_ms / 1000 * _SILENCE_HEARTBEATS)

@@ -141,6 +141,7 @@ class Pipeline:
             while (response := await call.read()) is not None:
                 self._backoff.succeeded()
                 self._was_answered = True
+                self._rpc.heard()
                 for answer in response.answers or (response,):
                     self._settle(answer)
         finally:

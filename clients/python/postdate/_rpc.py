@@ -193,13 +193,19 @@ class Rpc:
             )
         except grpc.aio.AioRpcError as rpc_error:
             error = error_from_rpc(rpc_error)
+            if not isinstance(error, Unavailable | DeadlineExceeded):
+                self.heard()
             if isinstance(error, Unsupported):
                 return admin_pb2.GetClusterResponse()  # it is too old to be in a cluster
             if isinstance(error, DeadlineExceeded):
                 raise Unavailable(f"no answer from {connection.address}", code="UNAVAILABLE") from rpc_error
             raise error from rpc_error
-        self._may_tell_absence = False
+        self.heard()
         return response
+
+    def heard(self) -> None:
+        """A broker was there: whatever happens from now on is no absence."""
+        self._may_tell_absence = False
 
     def tell_absence(self, error: PostdateError | None = None) -> None:
         """Warn once of a broker that was not there at the first attempt, or its callers wait without a word."""

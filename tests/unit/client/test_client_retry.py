@@ -96,6 +96,22 @@ async def test_a_broker_that_was_there_is_not_told_of_as_absent(
     assert told(caplog) == []
 
 
+@pytest.mark.parametrize("use", ["send", "subscribe"])
+async def test_who_has_heard_of_a_broker_tells_of_no_absence_whatever_the_address(
+    use: str, client: postdate.Client, caplog: pytest.LogCaptureFixture
+):
+    async with client.producer("t", producer_name="p") as producer, client.subscribe("t", "s"):
+        await producer.send(b"x")
+        # As with a socket's file, which nobody asks how many nodes there are.
+        client._rpc._may_tell_absence = True
+        if use == "send":
+            await producer.send(b"y")
+        else:
+            await client.subscribe("t", "s2").open()
+    client._rpc.tell_absence(postdate.Unavailable("the broker ended the stream"))
+    assert told(caplog) == []
+
+
 async def test_of_a_name_that_is_not_known_the_cause_alone_is_told(caplog: pytest.LogCaptureFixture):
     rpc = Rpc(NOBODY, retry_for=timedelta(seconds=30), rng=random.Random(1))
     text = (

@@ -265,7 +265,7 @@ def progress_bar(settings: Settings) -> Progress:
         console=console,
         disable=not wanted,
         # Or results would go to the terminal of the bar and not to the file or pipe that they are for.
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=sys.stdout.isatty() and sys.stderr.isatty(),
         transient=not settings.progress,
     )
 

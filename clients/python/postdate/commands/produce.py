@@ -86,7 +86,8 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
         ttl=options["ttl"],
     )
     if options["payload"] is None and options["path"] in {None, "-"} and sys.stdin.isatty():
-        click.echo("reading lines from the terminal; end with Ctrl-D", err=True)
+        what = "one message" if options["whole"] else "lines"
+        click.echo(f"reading {what} from the terminal; end with Ctrl-D", err=True)
         if settings.progress is None:  # a bar would be drawn over what is typed
             settings = replace(settings, progress=False)
     source, total = _source(options["payload"], options["path"], options["whole"], options["count"] or 1)

@@ -194,7 +194,7 @@ def describe(error: postdate.PostdateError) -> str:
         elif text.endswith(":7680"):
             text += f"; 7680 is the HTTP port by default, {_GRPC_PORT}"
         elif postdate.DEFAULT_ADDRESS in text:  # where a broker listens that was just installed
-            text += "; postdate-broker serve starts one here, --address or a context names another"
+            text += "; postdate-broker serve starts one here, --address names another"
     if isinstance(error, postdate.TlsFailed):
         text += (
             "; --tls-ca names the file of who vouches for it, --tls-server-name the name in its certificate"
