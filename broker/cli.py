@@ -289,18 +289,17 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         from postdate.commands.settings import EXIT_USAGE, CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
 
-        sources = {name: click.get_current_context().get_parameter_source(name) for name in _CONNECTION}
+        source_of = click.get_current_context().get_parameter_source
         by_variable = {
-            name: "environment" for name in sources if sources[name] is ParameterSource.ENVIRONMENT
+            name: "environment" for name in _CONNECTION if source_of(name) is ParameterSource.ENVIRONMENT
         }
         values = {name: given.pop(name) for name in _CONNECTION}
         connection = Settings(**values, given=by_variable, uses_contexts=False)
         try:
             return command(connection=connection, **given)
         except CommandFailed as error:
-            raise (click.UsageError if error.code == EXIT_USAGE else click.ClickException)(
-                error.message
-            ) from error
+            kind = click.UsageError if error.code == EXIT_USAGE else click.ClickException
+            raise kind(error.message) from error
 
     for name, (metavar, text) in reversed(_CONNECTION.items()):
         click.option(
