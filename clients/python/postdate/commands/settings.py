@@ -191,7 +191,7 @@ def describe(error: postdate.PostdateError) -> str:
             text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
         elif "http1.x server" in text:  # gRPC's words, behind others of frames and settings
             text = f"the broker cannot be reached: an HTTP server listens at this address; {_GRPC_PORT}"
-        elif text.endswith(":7680"):
+        elif ":7680" in text:
             text += f"; 7680 is the HTTP port by default, {_GRPC_PORT}"
         elif postdate.DEFAULT_ADDRESS in text:  # where a broker listens that was just installed
             text += "; postdate-broker serve starts one here, --address names another"
